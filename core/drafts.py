@@ -1,0 +1,112 @@
+"""Draft trees: proposed tokens and their parents, in the order they are laid out in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of proposed continuations of a request's last token.
+
+    `tokens[i]` continues the path that ends at node `parents[i]`; -1 is the request's last token. Parents come
+    before their children. `probs[i]`, where given, is the probability with which a drafter that declares `drawn`
+    drew node i. Sibling nodes carry distinct tokens.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    probs: tuple[float, ...] | None = None
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> Draft:
+        """A single path: the usual shape of n-gram and grammar drafts."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def problem(self, vocab_size: int, budget: int) -> str | None:
+        """Why this draft is nonsense, or None. Drafters are strangers' code: the engine checks each draft."""
+        if len(self.tokens) != len(self.parents):
+            return f"{len(self.tokens)} tokens but {len(self.parents)} parents"
+        if len(self.tokens) > budget:
+            return f"{len(self.tokens)} tokens exceed the budget of {budget}"
+        seen: set[tuple[int, int]] = set()
+        for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if not 0 <= token < vocab_size:
+                return f"token {token} at node {i} is outside the vocabulary of {vocab_size}"
+            if not -1 <= parent < i:
+                return f"parent {parent} of node {i} does not come before it"
+            if (parent, token) in seen:
+                return f"node {i} repeats token {token} under parent {parent}"
+            seen.add((parent, token))
+        return None
+
+    def depths(self) -> list[int]:
+        """Distance of each node from the request's last token; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def ancestors(self) -> npt.NDArray[np.bool_]:
+        """[m, m] matrix, True where column j is node i itself or one of its ancestors."""
+        m = len(self.tokens)
+        mask = np.zeros((m, m), dtype=np.bool_)
+        for i, parent in enumerate(self.parents):
+            if parent >= 0:
+                mask[i] = mask[parent]
+            mask[i, i] = True
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from the root's child down to `node`."""
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def truncated(self, keep: int) -> Draft:
+        """The first `keep` nodes; parents precede children, so the rest is still a tree."""
+        if keep >= len(self.tokens):
+            return self
+        probs = None if self.probs is None else self.probs[:keep]
+        return Draft(self.tokens[:keep], self.parents[:keep], probs)
+
+    def is_chain(self) -> bool:
+        """True if every node has at most one child."""
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+
+def merge(drafts: Sequence[Draft], budget: int) -> Draft:
+    """One tree from several drafters' proposals, earlier drafters first, cut to `budget` nodes.
+
+    Nodes with equal path are shared. The result carries no probabilities: a merged draft is verified by the target's
+    own sample (design §6).
+    """
+    if len(drafts) == 1:
+        return drafts[0].truncated(budget)
+    tokens: list[int] = []
+    parents: list[int] = []
+    index: dict[tuple[int, int], int] = {}
+    for draft in drafts:
+        where: list[int] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            at = -1 if parent < 0 else where[parent]
+            if parent >= 0 and at < 0:  # the parent fell to the budget
+                where.append(-1)
+                continue
+            node = index.get((at, token), -1)
+            if node < 0 and len(tokens) < budget:
+                node = len(tokens)
+                index[(at, token)] = node
+                tokens.append(token)
+                parents.append(at)
+            where.append(node)
+    return Draft(tuple(tokens), tuple(parents))

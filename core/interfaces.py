@@ -1,0 +1,404 @@
+"""The contracts between the core and its plugins: one Protocol per kind, plain objects, no inheritance needed.
+
+Every plugin class has `api = 1`, `Options` (a frozen pydantic model that forbids extra keys), `capabilities`
+(a frozenset of strings, checked when the config is) and `__init__(options, context)`. All methods here are called on
+the loop's thread; none may block on I/O, and none may keep references to a batch after its step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch, IntArray
+from .drafts import Draft
+from .messages import GenerateCall
+from .model_spec import ModelSpec
+from .params import SamplingParams
+from .pool import KVStore, SlotPool
+from .request import Namespace, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from .tokenizer import Tokenizer
+
+API = 1
+
+
+@dataclass(slots=True)
+class PluginContext:
+    """What the core hands to a plugin's constructor; fields a kind has no use for, or that come later, are None."""
+
+    kind: str
+    name: str
+    model: ModelSpec | None = None
+    tokenizer: Tokenizer | None = None
+    pools: tuple[SlotPool, ...] = ()
+    page_size: int = 1
+    device: str = "cpu"
+    dtype: str = "auto"
+    extras: dict[str, Any] = field(default_factory=dict)  # e.g. {"eviction": <Eviction>} for a cache
+
+
+# --- kind "cache" ------------------------------------------------------------------------------------------------
+
+
+class Match(NamedTuple):
+    """The longest usable prefix: `length` tokens, and where it ends. Valid until the cache changes; lease it first."""
+
+    length: int
+    node: Any
+
+
+class Lease(Protocol):
+    """A hold on the first `length` tokens of a path. Release it exactly once, through the cache that made it."""
+
+    @property
+    def length(self) -> int: ...
+
+
+class Published(NamedTuple):
+    """Result of a publish: the new lease, and per group the cache's slots for tokens [old length, new length)."""
+
+    lease: Lease
+    slots: tuple[IntArray, ...]
+
+
+class CacheCounts(NamedTuple):
+    """Slots of one group that the cache owns."""
+
+    evictable: int
+    protected: int
+
+
+class PoolGroup(NamedTuple):
+    """One slot pool the cache asks for, and the layers whose KV its slots index."""
+
+    name: str
+    layers: tuple[int, ...]
+
+
+class Cache(Protocol):
+    """Kind `cache`. Decides what computed state is kept and shared. Owns the slots it was given by `publish`.
+
+    Lengths are in tokens and multiples of the page size. Only the scheduler calls it, a few times per request and
+    step. Implementations: `phloem.plugins.cache`.
+    """
+
+    version: int  # changes whenever a match could have changed; lets the scheduler skip re-matching
+
+    @classmethod
+    def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
+        """The pools this cache wants for a model. Called once, before the pools exist."""
+        ...
+
+    def match(self, tokens: array[int], limit: int, namespace: Namespace) -> Match:
+        """Longest cached prefix of tokens[:limit]. May split nodes and refresh recency; protects nothing."""
+        ...
+
+    def peek(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
+        """Length that `match` would find. Changes nothing; called for waiting requests when `version` moved."""
+        ...
+
+    def lease(self, match: Match) -> Lease:
+        """Protect a match's path from eviction until `release`."""
+        ...
+
+    def slots(self, lease: Lease) -> tuple[IntArray, ...]:
+        """Per group, the slots of the leased tokens in order, [lease.length] each."""
+        ...
+
+    def publish(
+        self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
+    ) -> Published:
+        """Offer tokens[:length], whose KV lies in `slots` (per group, [length] each), for sharing.
+
+        The caller leases [0, lease.length) and owns the rest. The cache takes ownership of what it keeps, frees the
+        caller's copies of what it had already, consumes `lease` and returns a longer (or equal) one. Slots beyond the
+        new lease's length stay the caller's.
+        """
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """End a lease: undoes exactly what making it did, across splits."""
+        ...
+
+    def evict(self, slots: int, group: int = 0) -> int:
+        """Free at least `slots` slots of a group into its pool if that many are evictable; returns how many."""
+        ...
+
+    def counts(self) -> tuple[CacheCounts, ...]:
+        """Per group, evictable and protected slots. O(1); called every step."""
+        ...
+
+    def reset(self) -> None:
+        """Drop everything that is not leased."""
+        ...
+
+    def check(self) -> None:
+        """Verify internal invariants at any size; raises AssertionError. Tests call it each step."""
+        ...
+
+    def owned_pages(self) -> list[set[int]]:
+        """Per group, the pages the cache owns. Only for `check()`: walks everything."""
+        ...
+
+
+class Eviction(Protocol):
+    """Kind `eviction`. Orders evictable leaves: the smallest key goes first. Called when a node becomes a leaf."""
+
+    def key(self, node: EvictionNode) -> Any:
+        """Comparable key of a node; evaluated when the node is pushed on the heap and re-checked when popped."""
+        ...
+
+
+class EvictionNode(Protocol):
+    """What an eviction rule may look at."""
+
+    @property
+    def last_access(self) -> int: ...  # logical clock of the last match that passed here
+    @property
+    def created(self) -> int: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+
+
+# --- kind "schedule" ---------------------------------------------------------------------------------------------
+
+
+class Policy(Protocol):
+    """Kind `schedule`. Orders the waiting requests and, where it wants, names a victim. Budgets are the core's.
+
+    Capability `matched`: the policy reads `request.matched`, which the scheduler then keeps fresh.
+    """
+
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        """The waiting requests, best first: a permutation. Called once per step in which something may start."""
+        ...
+
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        """Whom to retract when slots run out; None leaves it to the core (latest arrival)."""
+        ...
+
+
+# --- kind "attention" --------------------------------------------------------------------------------------------
+
+
+class AttentionStep(Protocol):
+    """Attention of one step, for every layer: all metadata was made by `prepare`."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Write k [T, Hkv, Dk] and v [T, Hkv, Dv] to the step's slots, then attend with q [T, Hq, Dk]: [T, Hq, Dv].
+
+        `window`: a query sees itself and the `window - 1` positions before. `softcap`: scores become
+        softcap * tanh(score / softcap).
+        """
+        ...
+
+
+class Attention(Protocol):
+    """Kind `attention`. Ragged paged attention. Capabilities: tree_mask, window, softcap, gqa."""
+
+    def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
+        """Metadata of a step, once; no work is left for each layer but the arithmetic."""
+        ...
+
+
+# --- kind "model" ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TokenizerData:
+    """A tokenizer in transit: what `phloem.tokenizer.Tokenizer` is made from, in any process."""
+
+    json: str  # a `tokenizers` tokenizer.json
+    chat_template: str | None = None
+    special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token, ... for the template
+    add_bos: bool = False  # whether the template-free encoding starts with bos
+
+
+class Model(Protocol):
+    """Kind `model`. A loaded decoder-only model. `supports` decides for `use: auto`."""
+
+    spec: ModelSpec
+    tokenizer: TokenizerData
+    path: str  # what was loaded, for humans and `Engine.model_path`
+
+    @classmethod
+    def supports(cls, path: str) -> str | None:
+        """None if this plugin can serve the model at `path` (a folder or GGUF file) exactly, else the reason."""
+        ...
+
+    def forward(self, batch: Batch, attend: AttentionStep) -> torch.Tensor:
+        """Final hidden states of all query tokens, [T, hidden], after the last norm. Calls `attend` once a layer."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Output head on chosen rows: [N, hidden] -> float32 [N, vocab_size]."""
+        ...
+
+
+# --- kind "spec" -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DraftContext:
+    """What a drafter may see of a request. It never sees the target's pending draw (design §6)."""
+
+    request_id: str
+    tokens: array[int]  # prompt and output; read only
+    prompt_len: int
+    namespace: Namespace
+    matcher: Matcher | None
+    params: SamplingParams
+
+
+class Drafter(Protocol):
+    """Kind `spec`. Proposes continuations; the engine verifies them. Wrong proposals cost time, never correctness.
+
+    Raising, or proposing nonsense, switches the drafter off for that request.
+    """
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        """At most `budget` nodes continuing context.tokens, or None. Called once per decode segment and step."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended. Called once."""
+        ...
+
+
+# --- kind "grammar" ----------------------------------------------------------------------------------------------
+
+
+class Matcher(Protocol):
+    """The state of one request in its grammar."""
+
+    def fill(self, row: npt.NDArray[np.int32]) -> None:
+        """Write the allowed-token bitmask into row [ceil(vocab / 32)], bit t % 32 of word t // 32 set = allowed."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False (state unchanged) if the grammar forbids it."""
+        ...
+
+    def rollback(self, tokens: int) -> None:
+        """Take back the last `tokens` accepted tokens."""
+        ...
+
+    def is_complete(self) -> bool:
+        """True when nothing but the end may follow."""
+        ...
+
+    def fork(self) -> Matcher:
+        """An independent copy of the state."""
+        ...
+
+
+class Grammar(Protocol):
+    """Kind `grammar`. Compiles constraints of SamplingParams into matchers."""
+
+    def compile(self, params: SamplingParams) -> Matcher:
+        """A matcher at its start. Raises RequestError naming what cannot be enforced."""
+        ...
+
+
+# --- kind "sampler" ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RowContext:
+    """One row of logits that a custom processor may change."""
+
+    request_id: str
+    arguments: dict[str, Any]  # params.logits_processors[name]
+    prompt: Sequence[int]
+    output: Sequence[int]  # output so far, the draft path to this row included
+
+
+class LogitsProcessor(Protocol):
+    """Kind `sampler`. Changes scores of the requests that ask for it by name; runs before temperature.
+
+    Must depend on the row's context only, so that drafts do not change the output.
+    """
+
+    def validate(self, arguments: dict[str, Any]) -> None:
+        """Raise RequestError if a request's arguments are wrong. Called at arrival."""
+        ...
+
+    def process(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> None:
+        """Edit logits [len(rows), vocab] in place."""
+        ...
+
+
+# --- kind "api" and the program interface ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """What an API may tell about the engine it fronts."""
+
+    model_name: str
+    model_path: str
+    spec: ModelSpec
+    max_total_tokens: int  # prompt + output that one request can ever have: min(context, pool)
+    created_s: float
+
+
+@runtime_checkable
+class Service(Protocol):
+    """Core's program interface, the same in-process and across processes; what `api` plugins build routes on."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def info(self) -> ServiceInfo: ...
+
+    def submit(self, call: GenerateCall) -> Any:
+        """Start a call; returns an async iterator of `Event`. Leaving the iterator early aborts the call.
+
+        Raises RequestError, QueueFullError or EngineDeadError (on the first `anext` at the latest).
+        """
+        ...
+
+    async def abort(self, call_id: str) -> bool:
+        """Abort exactly this call; False if unknown."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's counters."""
+        ...
+
+    async def flush_cache(self) -> None:
+        """Drop everything cached that no request uses."""
+        ...
+
+
+# --- kind "observer" ---------------------------------------------------------------------------------------------
+
+
+class Observer(Protocol):
+    """Kind `observer`. Any subset of the hooks in `phloem.hooks`, marked with `hookimpl`."""
+
+

@@ -1,0 +1,139 @@
+"""Sampling parameters of one request: names, defaults, ranges. Validated once, at construction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from .errors import RequestError
+
+GREEDY_TEMPERATURE = 1e-5  # below this the temperature is taken as zero: exact argmax
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to turn logits into tokens, and when to stop.
+
+    Filters run in this order, with drafts and without: grammar mask, `min_tokens`, `logit_bias`, repetition,
+    frequency and presence penalties, custom logits processors, temperature, `top_k`, `top_p`, `min_p`.
+
+    Raises RequestError naming the parameter when a value is out of range.
+    """
+
+    max_tokens: int | None = None  # None: up to the context or pool limit
+    min_tokens: int = 0  # end-of-sequence and stop tokens are masked until then
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # applies to prompt and output, as in transformers
+    logit_bias: dict[int, float] | None = None
+    n: int = 1
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    stop_regex: list[str] = []
+    include_stop: bool = False  # keep the matched stop string in the text
+    ignore_eos: bool = False
+    logprobs: int | None = None  # k: the chosen token's and the k best; 0: the chosen token's only
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"  # "raw": the model's own; "processed": after all filters
+    skip_special_tokens: bool = True
+    json_schema: dict[str, Any] | str | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: list[str] | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None  # name in `samplers:` -> arguments
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+        _check_lists(self)
+        given = [name for name in ("json_schema", "regex", "grammar", "choices") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(
+                f"{' and '.join(given)} are given together", hint="give exactly one constraint", param=given[1]
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """True when the highest score is taken without noise."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def constrained(self) -> bool:
+        """True when the output must follow a grammar."""
+        return any(value is not None for value in (self.json_schema, self.regex, self.grammar, self.choices))
+
+    @property
+    def penalised(self) -> bool:
+        """True when the scores depend on tokens already written."""
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+# name -> (lowest, highest, lowest is allowed, what to say)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 100.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.0, 10.0, False),
+}
+MAX_LOGPROBS = 128
+MAX_N = 128
+MAX_STOPS = 64
+
+
+def _check_ranges(p: SamplingParams) -> None:
+    for name, (low, high, closed) in _RANGES.items():
+        value = getattr(p, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
+        if value > high or value < low or (value == low and not closed):
+            raise RequestError(f"{name} must be in {'[' if closed else '('}{low:g}, {high:g}], got {value}", param=name)
+    for name, low_int, high_int in (
+        ("max_tokens", 1, None),
+        ("min_tokens", 0, None),
+        ("top_k", -1, None),
+        ("n", 1, MAX_N),
+        ("logprobs", 0, MAX_LOGPROBS),
+        ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ("seed", None, None),
+    ):
+        value = getattr(p, name)
+        if value is None and name not in ("min_tokens", "top_k", "n"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
+        if (low_int is not None and value < low_int) or (high_int is not None and value > high_int):
+            limit = f"at least {low_int}" if high_int is None else f"between {low_int} and {high_int}"
+            raise RequestError(f"{name} must be {limit}, got {value}", param=name)
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise RequestError(f"min_tokens {p.min_tokens} exceeds max_tokens {p.max_tokens}", param="min_tokens")
+    if p.seed is not None and not -(2**63) <= p.seed < 2**64:
+        raise RequestError("seed must fit in 64 bits", param="seed")
+    if p.logprobs_mode not in ("raw", "processed"):
+        raise RequestError(f"logprobs_mode must be raw or processed, got {p.logprobs_mode!r}", param="logprobs_mode")
+
+
+def _check_lists(p: SamplingParams) -> None:
+    for name in ("stop", "stop_regex"):
+        values = getattr(p, name)
+        if not isinstance(values, list) or not all(isinstance(s, str) for s in values):
+            raise RequestError(f"{name} must be a list of strings", param=name)
+        if len(values) > MAX_STOPS:
+            raise RequestError(f"{name} has {len(values)} entries, at most {MAX_STOPS} are allowed", param=name)
+        if "" in values:
+            raise RequestError(f"{name} must not contain an empty string", param=name)
+    if not all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in p.stop_token_ids):
+        raise RequestError("stop_token_ids must be non-negative integers", param="stop_token_ids")
+    for token, bias in (p.logit_bias or {}).items():
+        if not isinstance(token, int) or token < 0:
+            raise RequestError(f"logit_bias key {token!r} is not a token id", param="logit_bias")
+        if not isinstance(bias, (int, float)) or not -100.0 <= bias <= 100.0:
+            raise RequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias}", param="logit_bias")
+    if p.choices is not None and (not p.choices or not all(isinstance(c, str) and c for c in p.choices)):
+        raise RequestError("choices must be a non-empty list of non-empty strings", param="choices")

@@ -1,0 +1,118 @@
+"""Slots: a free list of pages, the KV tensors they index, and the table that maps a request's tokens to slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .batch import IntArray
+from .model_spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SlotPool:
+    """Free list over `pages` pages of `page_size` consecutive slots. Slot = page * page_size + offset.
+
+    Owned by the scheduler's thread; nothing here locks. Requests and the cache own whole pages; a page is free or
+    has exactly one owner. At page size 1 a page is a slot.
+    """
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.total = pages * page_size
+        self._free = np.arange(pages, dtype=np.int32)[::-1].copy()
+        self._count = pages
+
+    @property
+    def free(self) -> int:
+        """Free slots, whole pages only."""
+        return self._count * self.page_size
+
+    def alloc(self, slots: int) -> IntArray | None:
+        """Take `slots` slots (a multiple of the page size), in page order; None if there are not enough."""
+        pages = slots // self.page_size
+        assert pages * self.page_size == slots, f"{slots} is not a multiple of the page size {self.page_size}"
+        if pages > self._count:
+            return None
+        taken = self._free[self._count - pages : self._count][::-1]
+        self._count -= pages
+        if self.page_size == 1:
+            return taken.copy()
+        spread = taken[:, None] * self.page_size + np.arange(self.page_size, dtype=np.int32)
+        return spread.reshape(-1)
+
+    def release(self, slots: IntArray) -> None:
+        """Give back slots; with pages above 1 they must be whole pages, in page order."""
+        if not len(slots):
+            return
+        pages = slots if self.page_size == 1 else slots[:: self.page_size] // self.page_size
+        assert len(pages) * self.page_size == len(slots), "only whole pages can be released"
+        end = self._count + len(pages)
+        assert end <= len(self._free), "more slots released than exist: a double free"
+        self._free[self._count : end] = pages
+        self._count = end
+
+    def free_set(self) -> set[int]:
+        """The free pages, for `check()` and tests."""
+        return {int(page) for page in self._free[: self._count]}
+
+
+class KVStore:
+    """K and V of every layer: `keys[i]` is [slots, kv_heads, k_dim], `values[i]` is [slots, kv_heads, v_dim]."""
+
+    def __init__(
+        self, spec: ModelSpec, slots: Sequence[int], group_of: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`slots[g]` slots for pool group g; layer i's KV lies in pool group `group_of[i]`."""
+        import torch
+
+        self.group_of = tuple(group_of)  # layer -> index into Batch.groups
+        # zeros, not empty: a padded gather may read a slot nobody wrote, and 0 * NaN would poison the result
+        sizes = [(slots[g], layer) for g, layer in zip(group_of, spec.layers, strict=True)]
+        self.keys = [torch.zeros(n, s.kv_heads, s.k_dim, dtype=dtype, device=device) for n, s in sizes]
+        self.values = [torch.zeros(n, s.kv_heads, s.v_dim, dtype=dtype, device=device) for n, s in sizes]
+        self.moved_bytes = 0
+
+    def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k [T, kv_heads, k_dim] and v [T, kv_heads, v_dim] of one layer at `slots` [T] int64."""
+        self.keys[layer].index_copy_(0, slots, k)
+        self.values[layer].index_copy_(0, slots, v)
+
+    def move(self, source: IntArray, target: IntArray) -> None:
+        """Copy slots `source` to `target` in every layer: only for draft branches at page sizes above 1."""
+        import torch
+
+        src, dst = torch.from_numpy(source.astype(np.int64)), torch.from_numpy(target.astype(np.int64))
+        for tensor in (*self.keys, *self.values):
+            rows = tensor[src]
+            tensor[dst] = rows
+            self.moved_bytes += rows.numel() * rows.element_size()
+
+
+class SlotTable:
+    """[rows, context] map from a running request's row and token index to its slot, one per state group.
+
+    Batch building reads it with one vectorised gather instead of walking requests.
+    """
+
+    def __init__(self, rows: int, context: int) -> None:
+        self.slots = np.zeros((rows, context), dtype=np.int32)
+        self._free = list(range(rows))[::-1]
+
+    @property
+    def free(self) -> int:
+        """Rows that no request holds."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """A row for a request that starts running."""
+        return self._free.pop()
+
+    def give(self, row: int) -> None:
+        """Return a row."""
+        assert row not in self._free, "row returned twice"
+        self._free.append(row)
