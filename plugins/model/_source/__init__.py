@@ -1,0 +1,31 @@
+"""From what a user calls a model to something a model plugin can load: `resolve`, then `open_source`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from phloem.errors import ModelError
+
+from .folder import FolderSource
+from .types import ModelSource
+
+__all__ = ["FolderSource", "ModelSource", "open_source", "resolve"]
+
+
+def open_source(path: str, *, progress: bool = False) -> ModelSource:
+    """Open a folder or GGUF file, as given by `resolve`; metadata only. Raises ModelError.
+
+    Called once per load, and once more by each model plugin that is asked whether it supports the model.
+    """
+    where = Path(path)
+    if where.is_dir():
+        return FolderSource(where, progress=progress)
+    raise ModelError(f"{path} is neither a folder nor a GGUF file")
+
+
+def resolve(name: str, *, progress: bool = False) -> str:
+    """The folder or GGUF file that `name` means."""
+    if Path(name).exists():
+        return str(Path(name))
+    known = Path.home() / ".cache" / "phloem" / "models" / name
+    return str(next(known.glob("*.gguf")))
