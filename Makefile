@@ -1,0 +1,73 @@
+# phloem: every target sets up .venv by itself; a second call takes seconds.
+#
+#   TORCH_INDEX=URL   where pip looks for torch (and only torch); remembered until another is given
+#   MODEL=..., ARGS=  what `make serve` serves, and further arguments
+#   PYTEST=...        further arguments of pytest
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+MODEL  ?= smollm2-135m
+ARGS   ?=
+PYTEST ?=
+
+TORCH_INDEX ?= $(file < $(STAMPS)/torch-index)
+TORCH_PIN   := $(shell grep '^torch==' constraints.txt)
+# The stamp's name says which torch is installed, so that another pin or index installs again and nothing else does.
+TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s %s' '$(TORCH_PIN)' '$(TORCH_INDEX)' | cksum | cut -d' ' -f1)
+PIP := $(PY) -m pip --disable-pip-version-check
+
+.PHONY: help install serve test test-slow lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make install    .venv with phloem (editable), its CPU extras and the test tools'
+	@echo 'make serve      install, then serve $(MODEL) on port 30000 (MODEL=..., ARGS=...)'
+	@echo 'make test       install, lint, and the tests that take minutes'
+	@echo 'make test-slow  all tests: full matrices on the real models'
+	@echo 'make lint       ruff, mypy, import-linter, the repository rules'
+	@echo 'make bench      phloem and transformers, interleaved, on the workloads in bench/ (ARGS=...)'
+	@echo 'make clean      remove .venv and caches'
+
+$(STAMPS)/venv:
+	@python=$$(.ci/check-machine.sh) && $$python -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch first and by its exact pin: resolved together with other packages, pip could settle on another build of it.
+# --no-deps keeps TORCH_INDEX to torch alone; what torch needs comes with the next step.
+$(TORCH_STAMP): | $(STAMPS)/venv
+	@test -n '$(TORCH_PIN)' || { echo 'constraints.txt does not pin torch' >&2; exit 1; }
+	$(PIP) install --no-deps $(if $(wildcard $(STAMPS)/torch-*),--force-reinstall) \
+		$(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH_PIN)'
+	@rm -f $(STAMPS)/torch-*
+	@printf '%s' '$(TORCH_INDEX)' > $(STAMPS)/torch-index
+	@touch $@
+
+$(STAMPS)/install: pyproject.toml constraints.txt $(TORCH_STAMP)
+	$(PIP) install -c constraints.txt hatchling editables
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]'
+	@touch $@
+
+install: $(STAMPS)/install
+
+serve: install
+	$(VENV)/bin/phloem serve $(MODEL) $(ARGS)
+
+lint: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest -q tests/repo/test_rules.py
+
+test: install lint
+	$(PY) -m pytest -m 'not slow and not gpu' $(PYTEST)
+
+test-slow: install
+	$(PY) -m pytest -m 'not gpu' $(PYTEST)
+
+bench: install
+	$(PY) bench/run.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist bench/results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
