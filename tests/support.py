@@ -137,8 +137,8 @@ def hf_folder(name: str) -> Path:
     if not (folder / "complete").exists():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
+        model.hf_quantizer = None  # the weights are plain floats now; transformers would refuse to save them
+        del model.config.quantization_config
         model.save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
         (folder / "complete").touch()
