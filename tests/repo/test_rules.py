@@ -1,0 +1,144 @@
+"""Rules of the repository that no linter knows: sizes, entry points, imports at start-up, the environment, paths."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE_FOLDERS = ("core", "plugins", "server")
+CORE_LINES = 3500
+FILE_LINES = 450
+FUNCTION_LINES = 60
+PUBLIC = {"Engine", "Event", "GenerateCall", "PhloemError", "SamplingParams", "__version__"}
+
+
+def tracked(suffix: str = "") -> list[Path]:
+    """Files under version control plus new ones that are not ignored, links left out."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    paths = [ROOT / name for name in names if name.endswith(suffix)]
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def package_files() -> list[Path]:
+    """The Python files that are shipped."""
+    return [path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in SOURCE_FOLDERS]
+
+
+def rel(path: Path) -> str:
+    """A path as error messages show it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def entry_points() -> Iterator[tuple[str, str, str]]:
+    """(group, name, target) of every entry point, the console script included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, target in project["scripts"].items():
+        yield "scripts", name, target
+    for group, entries in project["entry-points"].items():
+        for name, target in entries.items():
+            yield group, name, target
+
+
+def test_core_keeps_its_line_budget() -> None:
+    files = [p for p in tracked(".py") if rel(p).startswith("core/") and not rel(p).startswith("core/testing/")]
+    lines = sum(path.read_text().count("\n") for path in files)
+    assert 0 < lines <= CORE_LINES
+
+
+def test_files_and_functions_stay_readable() -> None:
+    long = []
+    for path in package_files():
+        text = path.read_text()
+        if text.count("\n") > FILE_LINES:
+            long.append(f"{rel(path)}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > FUNCTION_LINES:
+                    long.append(f"{rel(path)}:{node.lineno}: {node.name} has {size} lines")
+    assert not long
+
+
+def test_every_module_says_what_it_is() -> None:
+    bare = [
+        rel(path)
+        for path in package_files()
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not bare
+
+
+@pytest.mark.parametrize(("group", "name", "target"), list(entry_points()))
+def test_entry_point_resolves(group: str, name: str, target: str) -> None:
+    module, _, attribute = target.partition(":")
+    value: object = importlib.import_module(module)
+    for part in attribute.split("."):
+        value = getattr(value, part)
+    if group not in ("scripts", "phloem.commands"):
+        assert getattr(value, "api", None) == 1, f"{target} does not say which plugin API it speaks"
+
+
+def test_help_imports_no_torch() -> None:
+    program = (
+        "import sys, json\n"
+        "from phloem.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "print('\\n' + json.dumps(sorted(m for m in sys.modules if '.' not in m)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "phloem" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "fastapi", "uvicorn", "zmq"}
+
+
+def test_public_names() -> None:
+    program = "import phloem; print(sorted(phloem.__all__)); [getattr(phloem, n) for n in phloem.__all__]"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(ast.literal_eval(done.stdout)) == PUBLIC
+
+
+def test_only_the_config_reads_the_environment() -> None:
+    readers = []
+    for path in package_files():
+        if rel(path) == "core/config.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+            imported = isinstance(node, ast.ImportFrom) and node.module == "os"
+            if named or (imported and {a.name for a in node.names} & {"environ", "getenv"}):
+                readers.append(f"{rel(path)}:{node.lineno}")
+    assert not readers
+
+
+def test_no_paths_of_one_machine() -> None:
+    """A path below a top-level folder that is nobody's standard belongs to the machine it was written on."""
+    standard = ("usr", "etc", "dev", "proc", "bin", "tmp", "sys", "var", "lib")
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for match in re.finditer(r"(?<![\w.:/@<>-])/([a-z][\w.-]*)/[\w./-]+", text):
+            top = match.group(1)
+            if top not in standard and Path("/", top).is_dir():
+                found.append(f"{rel(path)}: {match.group(0)}")
+    assert not found
+
+
+def test_constraints_pin_torch_without_a_build_tag() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in pins)
+    assert any(re.fullmatch(r"torch==[0-9.]+", line) for line in pins)
