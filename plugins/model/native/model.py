@@ -1,0 +1,127 @@
+"""The model: embedding, layers, output head, and what the core wants to know of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from phloem.batch import Batch
+from phloem.errors import ModelError
+from phloem.interfaces import AttentionStep, PluginContext
+from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec
+from pydantic import BaseModel, ConfigDict
+
+from .._source import open_source, resolve
+from .config import Arch, read_arch
+from .layers import Layer
+from .linear import Linear
+from .rope import Rope
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from .._source import ModelSource
+
+
+class NativeModel:
+    """Kind `model`, name `native`. Loads a folder or GGUF file; imports no transformers."""
+
+    api = 1
+    capabilities = frozenset({"tree_mask"})
+
+    class Options(BaseModel):
+        """No options."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        """Loads `context.extras["path"]` in `context.dtype` on `context.device`; raises ModelError."""
+        source = open_source(resolve(str(context.extras["path"]), progress=True), progress=True)
+        arch = read_arch(source.config)
+        self.path = source.path
+        self.tokenizer = source.tokenizer()
+        self.arch = arch
+        self._device = torch.device(context.device)
+        self._dtype = choose_dtype(context.dtype, self._device, source)
+        self.spec = make_spec(arch, source, self._dtype)
+        weights = Weights(self._dtype, self._device)
+        self._embedding = weights.matrix({"model.embed_tokens.weight": arch.vocab_size}, arch.hidden)
+        self._layers = [Layer(arch, i, weights) for i in range(len(arch.layers))]
+        self._norm = weights.vector({"model.norm.weight": arch.hidden}, arch.family.norm_offset)
+        head = self._embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
+        self._head = Linear(head)
+        tied = ("lm_head.weight",) if arch.tied else ()
+        with torch.inference_mode():
+            weights.fill(source.tensors(), ignore=(".rotary_emb.inv_freq", *tied))
+            for layer in self._layers:
+                layer.finish()
+        self._rotations = {layer.rope: layer.rope.inverse_frequencies(arch.head_dim) for layer in arch.layers}
+
+    @classmethod
+    def supports(cls, path: str) -> str | None:
+        """None, or why this model is not one of the families; reads its metadata only."""
+        try:
+            read_arch(open_source(path).config)
+        except ModelError as error:
+            return error.message
+        return None
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, attend: AttentionStep) -> torch.Tensor:
+        """[T, hidden] after the last norm."""
+        arch = self.arch
+        h = F.embedding(batch.tokens, self._embedding)
+        if arch.family.scale_embedding:
+            # rounded to the weights' dtype, as the family is trained
+            h *= torch.tensor(arch.hidden**0.5, dtype=self._dtype).item()
+        tables = self._rotation_tables(batch.positions)
+        for layer, kind in zip(self._layers, arch.layers, strict=True):
+            cos, sin = tables[kind.rope]
+            h = layer(h, cos, sin, attend)
+        return F.rms_norm(h, (arch.hidden,), self._norm, arch.norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> float32 [N, vocab_size]."""
+        logits = self._head(hidden).float()
+        cap = self.arch.logit_softcap
+        return logits if cap is None else (logits / cap).tanh_().mul_(cap)
+
+    def _rotation_tables(self, positions: torch.Tensor) -> dict[Rope, tuple[torch.Tensor, torch.Tensor]]:
+        """cos and sin of a step, [T, 1, D], once for all layers that share a rotation."""
+        tables = {}
+        for rope, (frequencies, factor) in self._rotations.items():
+            angles = positions[:, None].float() * frequencies.to(positions.device)
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            cos, sin = torch.cat([cos, cos], 1)[:, None], torch.cat([-sin, sin], 1)[:, None]
+            tables[rope] = (cos.to(self._dtype), sin.to(self._dtype))
+        return tables
+
+
+def choose_dtype(asked: str, device: torch.device, source: ModelSource) -> torch.dtype:
+    """The dtype a config's `auto` means here: float32 on CPUs, elsewhere the one the model was saved in."""
+    if asked == "auto":
+        saved = source.config.get("dtype") or source.config.get("torch_dtype") or "bfloat16"
+        asked = "float32" if device.type == "cpu" else str(saved)
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if asked not in dtypes:
+        raise ModelError(f"model.dtype {asked!r} is not one of auto, {', '.join(dtypes)}")
+    return dtypes[asked]
+
+
+def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
+    """State groups in order: full attention first, then one per window size."""
+    windows = sorted({layer.window for layer in arch.layers}, key=lambda w: w or 0)
+    groups = tuple(GroupSpec("full") if w is None else GroupSpec("window", "window", w) for w in windows)
+    layers = tuple(
+        LayerSpec(arch.kv_heads, arch.head_dim, arch.head_dim, windows.index(layer.window)) for layer in arch.layers
+    )
+    return ModelSpec(
+        name=arch.model_type,
+        vocab_size=arch.vocab_size,
+        context_length=arch.context_length,
+        layers=layers,
+        groups=groups,
+        eos_token_ids=source.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+    )
