@@ -1,0 +1,332 @@
+"""Two-phase configuration: plugin names are resolved first, then one exact typed model is built and validated once.
+
+    load_config("engine.yaml", sets=["cache.page_size=16"])
+
+Precedence: `--set`, then keyword arguments, then `PHLOEM_SECTION__OPTION` variables, then YAML, then defaults. This is
+the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+from pydantic import BaseModel, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from . import config_sections as s
+from .config_layers import (
+    LISTS,
+    SECTIONS,
+    SLOTS,
+    Layer,
+    argument_layer,
+    default_layer,
+    env_layer,
+    get,
+    normalise,
+    set_layer,
+    unknown_variables,
+    yaml_layer,
+)
+from .config_yaml import KeyPath, Mark, dotted
+from .errors import ConfigError, PluginError
+from .registry import AUTO, Registry, did_you_mean
+
+
+class Config(BaseSettings):
+    """A resolved configuration. Each plugin section is a subclass that carries the chosen plugin's options as well."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: s.ModelSection
+    cache: s.CacheSection
+    schedule: s.ScheduleSection
+    grammar: s.GrammarSection
+    attention: s.AttentionSection | s.AttentionPair
+    engine: s.EngineSection
+    server: s.ServerSection
+    spec: tuple[s.SpecSection, ...]
+    observers: tuple[s.ObserverSection, ...]
+    samplers: tuple[s.SamplerSection, ...]
+
+    layers: ClassVar[tuple[Layer, ...]] = ()  # lowest first
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The layers, highest first, instead of pydantic's own sources."""
+        return tuple(_LayerSource(settings_cls, layer.data) for layer in reversed(cls.layers))
+
+    def dump(self) -> dict[str, Any]:
+        """Every resolved value as plain data; secrets show their source only."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data from which another process rebuilds this very configuration, places of values included."""
+        keys = ("name", "data", "base")
+        return {
+            "layers": [
+                {key: getattr(layer, key) for key in keys} | {"marks": [[list(p), *m] for p, m in layer.marks.items()]}
+                for layer in self.layers
+            ]
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> Config:
+        """The configuration that `to_dict` described; plugins are loaded, and secrets read, again."""
+        layers = [
+            Layer(i["name"], i["data"], {tuple(p): Mark(*m) for p, *m in i["marks"]}, i["base"]) for i in data["layers"]
+        ]
+        return _resolve(layers, os.environ if env is None else env, [])
+
+    def origin(self, path: KeyPath) -> tuple[str, Mark | None]:
+        """Which layer set the value at `path`, and where it stands there."""
+        return _origin(self.layers, path)
+
+    def check_requires(self, kind: str, name: str, capabilities: frozenset[str]) -> None:
+        """Refuse plugins whose `requires` asks the given plugin for a capability that it lacks.
+
+        The engine calls it for what is known only after loading: the model, and an attention chosen by `auto`.
+        """
+        problems = list(_requirement_problems(self, kind, name, capabilities))
+        if problems:
+            raise ConfigError(problems)
+
+
+class _LayerSource(PydanticBaseSettingsSource):
+    def __init__(self, settings_cls: type[BaseSettings], data: dict[str, Any]) -> None:
+        super().__init__(settings_cls)
+        self.data = data
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """One field; pydantic-settings asks for the method, `__call__` gives all at once."""
+        return self.data.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return self.data
+
+
+def load_config(
+    path: str | None = None,
+    *,
+    sets: Sequence[str] = (),
+    sections: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Config:
+    """Load, layer, type and check a configuration; ConfigError lists everything that is wrong with it, with places.
+
+    `path` is a YAML file, `sets` are `a.b=value` texts, `sections` maps section names to options as the YAML would,
+    `env` stands in for the environment. Imports the plugins that are named, and only those.
+    """
+    env = os.environ if env is None else env
+    problems: list[str] = []
+    layers = [default_layer()]
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{path}: cannot read the configuration: {reason}") from error
+        layers.append(yaml_layer(text, str(path), problems))
+    layers += [env_layer(env, problems), argument_layer(sections or {}), set_layer(sets, problems)]
+    problems += unknown_variables(env, layers)
+    return _resolve(layers, env, problems)
+
+
+def load_target(target: str, *, sets: Sequence[str] = ()) -> Config:
+    """What the commands take as CONFIG|MODEL: a `.yaml` file, or a model served with the defaults."""
+    if target.endswith((".yaml", ".yml")):
+        return load_config(target, sets=sets)
+    return load_config(sections={"model": {"path": target}}, sets=sets)
+
+
+def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -> Config:
+    normalise(layers, problems)
+    exact = _exact_model(layers, Registry(), problems)
+    try:
+        config = exact(**{})
+    except ValidationError as error:
+        problems += _explain(error, exact, layers)
+        raise ConfigError(problems) from None
+    for place, secret in _secrets(config, ()):
+        try:
+            secret.resolve(env)
+        except ValueError as reason:
+            problems.append(f"{_where(layers, place)}: {dotted(place)}: {reason}")
+    if not problems:
+        problems += _static_requirements(config)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+# --- phase 1: names become classes --------------------------------------------------------------------------------
+
+
+def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str]) -> type[Config]:
+    """A Config whose sections are typed by the chosen plugins' options. An unusable plugin adds a problem."""
+
+    def section(path: KeyPath, kind: str, base: type[s.PluginSection]) -> type[s.PluginSection]:
+        uses = (get(layer.data, (*path, "use")) for layer in reversed(layers))
+        use = next(use for use in uses if use is not None)
+        try:
+            return exact_section(base, registry, kind, use)
+        except PluginError as error:
+            hint = f"; {error.hint}" if error.hint else ""
+            problems.append(f"{_where(layers, (*path, 'use'))}: {dotted((*path, 'use'))}: {error.message}{hint}")
+            return create_model(base.__name__, __base__=base, __cls_kwargs__={"extra": "allow"})
+
+    fields: dict[str, Any] = {}
+    pair = "prefill" in layers[0].data["attention"]
+    for path, (kind, base) in SLOTS.items():
+        if path[0] == "attention" and (len(path) == 2) != pair:
+            continue
+        cls = section(path, kind, base)
+        if len(path) == 1:
+            fields[str(path[0])] = cls
+        else:
+            outer = fields.get(str(path[0]), s.AttentionPair)
+            fields[str(path[0])] = _with_fields(outer, {str(path[1]): cls})
+    for name, (kind, base) in LISTS.items():
+        items = next(layer.data[name] for layer in reversed(layers) if name in layer.data)
+        fields[name] = tuple.__class_getitem__(tuple(section((name, i), kind, base) for i in range(len(items))))
+    problems += _api_problems(layers, registry)
+    exact: type[Config] = _with_fields(Config, fields)
+    exact.layers = tuple(layers)
+    return exact
+
+
+def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, use: str) -> type[s.PluginSection]:
+    """The section class with the options of plugin `use` mixed in; PluginError if the plugin cannot be used."""
+    if use == "none" or (use == "auto" and kind in AUTO):
+        return base
+    plugin = registry.load(kind, use)
+    shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)
+    if shared:
+        raise PluginError(f"{kind} plugin '{use}' declares the option '{shared.pop()}', which is the core's own")
+    cls = create_model(base.__name__, __base__=(plugin.Options, base))  # fields of the last base come first
+    cls.plugin = plugin
+    return cls
+
+
+def _with_fields(outer: type[Any], fields: Mapping[str, Any]) -> type[Any]:
+    required: dict[str, Any] = {name: (cls, ...) for name, cls in fields.items()}
+    exact: type[Any] = create_model(outer.__name__, __base__=outer, **required)
+    return exact
+
+
+def _api_problems(layers: Sequence[Layer], registry: Registry) -> Iterator[str]:
+    """Only the server imports `api` plugins; their names are checked here, against metadata."""
+    for layer in layers:
+        names = get(layer.data, ("server", "apis"))
+        for i, name in enumerate(names if isinstance(names, list) else ()):
+            if isinstance(name, str) and ":" not in name and name not in registry.names("api"):
+                where, path = _where(layers, ("server", "apis", i)), f"server.apis[{i}]"
+                yield f"{where}: {path}: no api plugin is named '{name}' {did_you_mean(name, registry.names('api'))}"
+
+
+# --- phase 2: problems are put into words ---------------------------------------------------------------------------
+
+
+def _origin(layers: Sequence[Layer], path: KeyPath) -> tuple[str, Mark | None]:
+    for layer in reversed(layers):
+        if get(layer.data, path) is not None:
+            return layer.name, layer.mark(path)
+    return "default", None
+
+
+def _where(layers: Sequence[Layer], path: KeyPath) -> str:
+    for n in range(len(path), 0, -1):
+        name, mark = _origin(layers, path[:n])
+        if mark is not None or name != "default":
+            return mark.place if mark else name
+    return "default"
+
+
+def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer]) -> Iterator[str]:
+    for detail in error.errors(include_url=False):
+        path: KeyPath = tuple(detail["loc"])
+        kind, value = detail["type"], detail["input"]
+        message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        if kind == "extra_forbidden":
+            if path[0] == path[-1]:
+                message = f"unknown section {did_you_mean(str(path[-1]), SECTIONS)}"
+            else:
+                message = f"unknown key {did_you_mean(str(path[-1]), _known_keys(exact, path[:-1]))}"
+        elif kind == "missing":
+            message = "is required"
+        elif kind != "secret" and isinstance(value, (str, int, float)):
+            message += f", got {value!r}"
+        yield f"{_where(layers, path)}: {dotted(path)}: {message}"
+
+
+def _known_keys(cls: Any, path: KeyPath) -> Sequence[str]:
+    for part in path:
+        cls = get_args(cls)[part] if isinstance(part, int) else cls.model_fields[part].annotation
+        if not isinstance(cls, type):  # `Model | None`
+            cls = next((a for a in get_args(cls) if hasattr(a, "model_fields")), cls)
+    return list(getattr(cls, "model_fields", ()))
+
+
+def _secrets(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, s.Secret]]:
+    if isinstance(value, s.Secret):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _secrets(getattr(value, name), (*path, name))
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            yield from _secrets(item, (*path, i))
+
+
+# --- phase 3: capabilities ----------------------------------------------------------------------------------------
+
+
+def plugin_sections(config: Config) -> Iterator[tuple[KeyPath, str, s.PluginSection]]:
+    """Every plugin that the configuration chooses: where, of what kind, and its section."""
+    for path, (kind, _) in SLOTS.items():
+        section: Any = config
+        for part in path:
+            section = getattr(section, str(part), None)
+        if isinstance(section, s.PluginSection):
+            yield path, kind, section
+    for name, (kind, _) in LISTS.items():
+        for i, item in enumerate(getattr(config, name)):
+            yield (name, i), kind, item
+
+
+def _static_requirements(config: Config) -> Iterator[str]:
+    """Requirements that can be judged before anything is built: those on other kinds than the model."""
+    chosen = list(plugin_sections(config))
+    wanted = {need.partition(":")[0] for *_, item in chosen for need in getattr(item.plugin, "requires", ())}
+    for path, kind, section in chosen:
+        if kind not in wanted or kind == "model":
+            continue
+        plugin = Registry().load(kind, AUTO[kind][0]) if section.use == "auto" else section.plugin
+        name = AUTO[kind][0] if section.use == "auto" else section.use
+        yield from _requirement_problems(config, kind, name, getattr(plugin, "capabilities", frozenset()), path)
+
+
+def _requirement_problems(
+    config: Config, kind: str, name: str, capabilities: frozenset[str], target: KeyPath | None = None
+) -> Iterator[str]:
+    for path, _, section in plugin_sections(config):
+        for need in sorted(getattr(section.plugin, "requires", ())):
+            need_kind, _, capability = need.partition(":")
+            if need_kind != kind or capability in capabilities:
+                continue
+            lines = [_quote(config, where) for where in (path, target or (kind,))]
+            yield (
+                f"{_where(config.layers, path)}: {dotted(path)}: '{section.use}' needs {kind} with {capability}; "
+                f"{kind} '{name}' has none\n    " + "\n    ".join(lines)
+            )
+
+
+def _quote(config: Config, path: KeyPath) -> str:
+    _, mark = config.origin(path)
+    return f"{mark.place}: {mark.text}" if mark else f"default: {dotted(path)}: {get(config.dump(), (*path, 'use'))}"

@@ -1,0 +1,240 @@
+"""The layers of a configuration: --set, arguments, environment, YAML, defaults; each knows where its values stand."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import config_sections as s
+from .config_yaml import KeyPath, Mark, dotted, parse_document, parse_value
+
+log = logging.getLogger("phloem.config")
+
+SLOTS: dict[KeyPath, tuple[str, type[s.PluginSection]]] = {
+    ("model",): ("model", s.ModelSection),
+    ("cache",): ("cache", s.CacheSection),
+    ("cache", "eviction"): ("eviction", s.PluginSection),
+    ("schedule",): ("schedule", s.ScheduleSection),
+    ("grammar",): ("grammar", s.GrammarSection),
+    ("attention",): ("attention", s.AttentionSection),
+    ("attention", "prefill"): ("attention", s.AttentionSection),
+    ("attention", "decode"): ("attention", s.AttentionSection),
+}
+LISTS: dict[str, tuple[str, type[s.PluginSection]]] = {
+    "spec": ("spec", s.SpecSection),
+    "observers": ("observer", s.ObserverSection),
+    "samplers": ("sampler", s.SamplerSection),
+}
+SECTIONS = ("model", "cache", "schedule", "grammar", "attention", "engine", "server", *LISTS)
+_PREFIX = "PHLOEM_"
+
+
+@dataclass(slots=True)
+class Layer:
+    """One source of values, as nested plain data; `base` is the folder that its relative plugin files start from."""
+
+    name: str
+    data: dict[str, Any]
+    marks: dict[KeyPath, Mark] = field(default_factory=dict)
+    base: str = ""
+
+    def mark(self, path: KeyPath) -> Mark | None:
+        """Where this layer gives the value at `path`, or the nearest thing that holds it."""
+        known = (path[:n] for n in range(len(path), 0, -1) if path[:n] in self.marks)
+        return next((self.marks[prefix] for prefix in known), None)
+
+
+def yaml_layer(text: str, name: str, problems: list[str]) -> Layer:
+    """The layer of a configuration file called `name`."""
+    document = parse_document(text, name)
+    problems += document.problems
+    return Layer("yaml", document.data, document.marks, os.path.dirname(os.path.abspath(name)))
+
+
+def set_layer(sets: Sequence[str], problems: list[str]) -> Layer:
+    """The layer of `--set a.b=value` options; a later one wins."""
+    layer = Layer("set", {}, base=os.getcwd())
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or not all(key.split(".")):
+            problems.append(f"--set {text}: expected section.option=value")
+        else:
+            _put(layer, tuple(key.split(".")), value, Mark(f"--set {text}", text), problems)
+    return layer
+
+
+def env_layer(env: Mapping[str, str], problems: list[str]) -> Layer:
+    """The layer of `PHLOEM_SECTION__OPTION` variables; others with that prefix are found by `unknown_variables`."""
+    layer = Layer("env", {}, base=os.getcwd())
+    for name in sorted(env):
+        path = tuple(name.removeprefix(_PREFIX).lower().split("__"))
+        if name.startswith(_PREFIX) and path[0] in SECTIONS:
+            _put(layer, path, env[name], Mark(name, f"{name}={env[name]}"), problems)
+    return layer
+
+
+def argument_layer(sections: Mapping[str, Any]) -> Layer:
+    """The layer of the library's keyword arguments."""
+    data = {name: _plain(value) for name, value in sections.items()}
+    marks = {(name,): Mark(f"argument {name}", f"{name}={value!r}") for name, value in data.items()}
+    return Layer("argument", data, dict(marks), os.getcwd())
+
+
+def default_layer() -> Layer:
+    """The lowest layer: it only names plugins; every other default lives on the section or `Options` class."""
+    data: dict[str, Any] = {name: [] for name in LISTS} | {"engine": {}, "server": {}}
+    for path, (_, section) in SLOTS.items():
+        if len(path) == 1:
+            data[str(path[0])] = {"use": section.model_fields["use"].default}
+    data["cache"]["eviction"] = {"use": "lru"}
+    return Layer("default", data)
+
+
+def unknown_variables(env: Mapping[str, str], layers: Iterable[Layer]) -> Iterator[str]:
+    """Problems for `PHLOEM_*` variables that set nothing and that no secret refers to."""
+    secrets = {name for layer in layers for name in _secret_variables(layer.data)}
+    types: dict[str, type[s.Section]] = {"engine": s.EngineSection, "server": s.ServerSection}
+    types |= {str(path[0]): section for path, (_, section) in SLOTS.items() if len(path) == 1}
+    options = [(name, option) for name, section in types.items() for option in section.model_fields]
+    known = {name: name for name in SECTIONS} | {f"{name}__{option}": f"{name}__{option}" for name, option in options}
+    known |= {option: f"{name}__{option}" for name, option in options}  # PHLOEM_PORT lacks its section
+    for name in sorted(env):
+        rest = name.removeprefix(_PREFIX).lower()
+        if name.startswith(_PREFIX) and rest.split("__")[0] not in SECTIONS and name not in secrets:
+            near = difflib.get_close_matches(rest, known, n=1)
+            hint = f"did you mean '{_PREFIX}{known[near[0]].upper()}'?" if near else "expected PHLOEM_SECTION__OPTION"
+            yield f"{name}: unknown variable ({hint})"
+
+
+def normalise(layers: Sequence[Layer], problems: list[str]) -> None:
+    """Rewrite short forms, drop empty sections, make plugin files absolute; `layers` are lowest first."""
+    for layer in layers:
+        for name in [name for name, value in layer.data.items() if value is None]:
+            del layer.data[name]
+        for path in SLOTS:
+            parent = get(layer.data, path[:-1])
+            if isinstance(parent, dict) and path[-1] in parent:
+                _expand(layer, parent, path, problems)
+        for name in LISTS:
+            items = layer.data.get(name)
+            if items is None:
+                continue
+            if not isinstance(items, list):
+                problems.append(f"{_place(layer, (name,))}: {name}: must be a list of plugins")
+                del layer.data[name]
+                continue
+            for i in range(len(items)):
+                _expand(layer, items, (name, i), problems)
+    _settle_attention(layers, problems)
+    for path, (_, section) in SLOTS.items():
+        _drop_overridden(layers, path, set(section.model_fields))
+
+
+def get(data: Any, path: KeyPath) -> Any:
+    """The value at `path` in nested dicts and lists, or None."""
+    for part in path:
+        if isinstance(data, dict):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            return None
+    return data
+
+
+def _expand(layer: Layer, parent: Any, path: KeyPath, problems: list[str]) -> None:
+    key: Any = path[-1]
+    value = parent[key]
+    if isinstance(value, str):
+        value = parent[key] = {"path" if path == ("model",) else "use": value}
+    use = value.get("use") if isinstance(value, dict) else 0
+    if use is not None and not isinstance(use, str):
+        what = "use: must be a plugin's name" if isinstance(value, dict) else "must be a plugin's name or a mapping"
+        problems.append(f"{_place(layer, path)}: {dotted(path)}: {what}, got {use if use != 0 else value!r}")
+        parent[key] = {"use": "none"} if isinstance(parent, list) else {}
+    elif isinstance(use, str) and (".py:" in use or use.endswith(".py")):
+        value["use"] = os.path.normpath(os.path.join(layer.base, os.path.expanduser(use)))
+    elif use is None and isinstance(parent, list):
+        problems.append(f"{_place(layer, path)}: {dotted(path)}: `use` is required")
+        value["use"] = "none"
+
+
+def _settle_attention(layers: Sequence[Layer], problems: list[str]) -> None:
+    """One kernel or a pair: the highest layer that mentions attention decides; lower ones give up the other form."""
+    pair_keys = {"prefill", "decode"}
+    spoken = [layer for layer in layers[1:] if layer.data.get("attention")]
+    if not spoken:
+        return
+    pair = bool(pair_keys & set(spoken[-1].data["attention"]))
+    for layer in spoken:
+        section = layer.data["attention"]
+        foreign = [key for key in section if (key in pair_keys) != pair]
+        if layer is spoken[-1] and foreign:
+            mark = _place(layer, ("attention", foreign[0]))
+            problems.append(f"{mark}: attention.{foreign[0]}: give either one kernel or {{prefill, decode}}, not both")
+        for key in foreign:
+            log.info("%s: attention.%s is overridden by %s", layer.name, key, spoken[-1].name)
+            del section[key]
+    if pair:
+        layers[0].data["attention"] = {"prefill": {"use": "auto"}, "decode": {"use": "auto"}}
+
+
+def _drop_overridden(layers: Sequence[Layer], path: KeyPath, core_fields: set[str]) -> None:
+    """Options meant for the plugin that a lower layer chose are no options of the one that a higher layer chose."""
+    use: str | None = None
+    effective: list[tuple[dict[str, Any], Layer, str | None]] = []
+    for layer in layers:
+        section = get(layer.data, path)
+        if isinstance(section, dict):
+            use = section.get("use", use)
+            effective.append((section, layer, use))
+    for section, layer, chosen in effective:
+        for key in [key for key in section if chosen != use and key not in core_fields]:
+            log.warning(
+                "%s: %s was an option of '%s'; dropped, since '%s' is used", _place(layer, path), key, chosen, use
+            )
+            del section[key]
+
+
+def _put(layer: Layer, path: tuple[str, ...], text: str, mark: Mark, problems: list[str]) -> None:
+    value, found = parse_value(text, mark.place)
+    problems += found
+    node = layer.data
+    for part in path[:-1]:
+        inner = node.get(part)
+        if not isinstance(inner, dict):
+            inner = node[part] = {} if inner is None else {"use": inner}
+        node = inner
+    held = node.get(path[-1])
+    if isinstance(held, dict) and isinstance(value, (dict, str)):
+        held.update(value if isinstance(value, dict) else {"use": value})
+    else:
+        node[path[-1]] = value
+    layer.marks[path] = mark
+
+
+def _place(layer: Layer, path: KeyPath) -> str:
+    mark = layer.mark(path)
+    return mark.place if mark else layer.name
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else copy.deepcopy(value)
+
+
+def _secret_variables(data: Any) -> Iterator[str]:
+    if isinstance(data, dict):
+        if set(data) == {"env"} and isinstance(data["env"], str):
+            yield data["env"]
+        data = list(data.values())
+    for value in data if isinstance(data, list) else ():
+        yield from _secret_variables(value)

@@ -1,0 +1,249 @@
+"""The core's own options of every section, with their defaults; a plugin's `Options` are mixed in when it is chosen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kKmMgGtT])(?:i[bB])?)?")
+_UNITS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: Any) -> int:
+    """`2GiB`, `16k`, `4096`: suffixes k, M, G, T (or KiB, MiB, ...) are powers of 1024, for bytes and counts alike."""
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match:
+        size = float(match[1]) * 1024 ** _UNITS[match[2] and match[2].lower()]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        size = value
+    else:
+        raise ValueError("must be a whole number, or one with a suffix such as 16k or 2GiB (powers of 1024)")
+    if size != int(size):
+        raise ValueError("must be a whole number")
+    return int(size)
+
+
+def _auto_size(value: Any) -> Any:
+    if value != "auto" and parse_size(value) < 1:
+        raise ValueError("must be auto, or at least 1")
+    return value if value == "auto" else parse_size(value)
+
+
+_SIZE_SCHEMA = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9.]+ *[kKmMgGtT]?(i[bB])?$"}]}
+Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)]
+AutoSize = Annotated[int | Literal["auto"], BeforeValidator(_auto_size), WithJsonSchema(_SIZE_SCHEMA)]
+
+
+class Section(BaseModel):
+    """A part of the configuration; immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Secret(Section):
+    """A value kept elsewhere: `{env: NAME}` or `{file: path}`. Only the source is ever dumped or sent."""
+
+    env: str | None = None
+    """Environment variable that holds it."""
+    file: str | None = None
+    """File whose first line holds it."""
+
+    _value: SecretStr = PrivateAttr(default=SecretStr(""))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _source_only(cls, data: Any) -> Any:
+        if not isinstance(data, (Mapping, Secret)) or (isinstance(data, Mapping) and len(data) != 1):
+            raise PydanticCustomError("secret", "a secret is never written out: say {env: NAME} or {file: path}")
+        return data
+
+    @property
+    def value(self) -> SecretStr:
+        """The secret itself, as read when the configuration was loaded."""
+        return self._value
+
+    def resolve(self, env: Mapping[str, str]) -> None:
+        """Read the source; ValueError says what is missing. Called once, by `load_config`."""
+        if self.env is not None:
+            if not env.get(self.env):
+                raise ValueError(f"the environment variable {self.env} is not set")
+            self._value = SecretStr(env[self.env])
+            return
+        try:
+            lines = Path(self.file or "").expanduser().read_text().splitlines()
+        except OSError as error:
+            raise ValueError(f"the file {self.file} cannot be read: {error.strerror}") from error
+        if not lines or not lines[0].strip():
+            raise ValueError(f"the first line of {self.file} is empty")
+        self._value = SecretStr(lines[0].strip())
+
+
+class PluginSection(Section):
+    """A section that chooses a plugin; the plugin's options stand beside the core's, flat."""
+
+    use: str
+    """Name of the plugin, `module:Class`, or `./file.py:Class`."""
+
+    plugin: ClassVar[type[Any] | None] = None  # None: `auto` or `none`
+
+    def options(self) -> Any:
+        """This section as the plugin's own `Options`."""
+        options = type(self).plugin.Options  # type: ignore[union-attr]
+        return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
+
+
+class ModelSection(PluginSection):
+    """What is served."""
+
+    use: str = "auto"
+    """Model plugin; `auto` takes `native` where it can serve the model exactly, else `transformers`."""
+    path: str = "smollm2-135m"
+    """A known name, a folder, a GGUF file, or a hub id."""
+    name: str | None = None
+    """What the API calls the model; default: derived from `path`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and KV; `auto` is float32 on a CPU and the checkpoint's own type on a GPU."""
+
+
+class CacheSection(PluginSection):
+    """Where KV is kept, and what of it is shared."""
+
+    use: str = "radix"
+    """Cache plugin."""
+    page_size: Annotated[Size, Field(ge=1)] = 1
+    """Consecutive slots per page, in tokens."""
+    size: AutoSize = "auto"
+    """Memory of the KV pool in bytes; `auto` takes what the machine can spare."""
+    tokens: Annotated[Size, Field(ge=1)] | None = None
+    """Slots of the KV pool, in tokens; wins over `size`."""
+    eviction: PluginSection
+    """Which unused prefix goes first (plugin kind `eviction`)."""
+
+    @model_validator(mode="after")
+    def _whole_pages(self) -> CacheSection:
+        if self.tokens is not None and self.tokens % self.page_size:
+            pages, rest = divmod(self.tokens, self.page_size)
+            raise ValueError(
+                f"tokens {self.tokens} = {pages} pages of page_size {self.page_size} + {rest}: "
+                f"use {pages * self.page_size} or {(pages + 1) * self.page_size}"
+            )
+        return self
+
+
+class ScheduleSection(PluginSection):
+    """Who runs, and how much of each step."""
+
+    use: str = "lpm"
+    """Schedule policy."""
+    max_tokens_per_step: Annotated[Size, Field(ge=1)] = 2048
+    """Query tokens of one forward pass, prompts and outputs together."""
+    chunk: Annotated[Size, Field(ge=1, default_factory=lambda data: min(512, data.get("max_tokens_per_step", 512)))]
+    """Most prompt tokens of one request in one step; default 512, or `max_tokens_per_step` where that is less."""
+    max_running: Annotated[Size, Field(ge=1)] = 64
+    """Requests that run at the same time."""
+    max_waiting: Annotated[Size, Field(ge=1)] = 4096
+    """Requests that may wait; one more is refused (HTTP 429)."""
+
+    @model_validator(mode="after")
+    def _chunk_fits(self) -> ScheduleSection:
+        if self.chunk > self.max_tokens_per_step:
+            raise ValueError(
+                f"chunk {self.chunk} > max_tokens_per_step {self.max_tokens_per_step}: a chunk must fit in one step; "
+                f"lower chunk to {self.max_tokens_per_step} or raise max_tokens_per_step to {self.chunk}"
+            )
+        return self
+
+
+class GrammarSection(PluginSection):
+    """What enforces JSON schemas, regular expressions, grammars and choices."""
+
+    use: str = "none"
+    """Grammar plugin; `none` refuses constrained requests."""
+
+
+class AttentionSection(PluginSection):
+    """The attention kernel."""
+
+    use: str = "auto"
+    """Attention plugin."""
+
+
+class AttentionPair(Section):
+    """Different kernels for prompts and for single tokens."""
+
+    prefill: AttentionSection
+    """Used where a segment has many query tokens."""
+    decode: AttentionSection
+    """Used where every segment has few."""
+
+
+class EngineSection(Section):
+    """The loop and the device it runs on."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where torch sees one."""
+    threads: AutoSize = "auto"
+    """CPU threads of torch; `auto` is one per physical core."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Prepare the next step while the device runs this one; `auto` is off on a CPU."""
+    seed: int | None = None
+    """Seed of requests that bring none; unset: every run differs."""
+    context_length: Annotated[Size, Field(ge=1)] | None = None
+    """Most tokens of prompt and output; default: the model's own limit."""
+    draft_tokens: Annotated[Size, Field(ge=0)] = 16
+    """Most draft nodes per request and step."""
+    check: bool = False
+    """Verify slot accounting after every step: for tests and bug hunts."""
+
+
+class ServerSection(Section):
+    """The HTTP shell."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=30000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    apis: tuple[str, ...] = ("openai", "native")
+    """Route sets to mount (plugin kind `api`)."""
+    api_key: Secret | None = None
+    """What clients must send as a bearer token: `{env: NAME}` or `{file: path}`."""
+    cors: tuple[str, ...] = ()
+    """Origins that browsers may call from; `"*"` is any."""
+    max_body: Annotated[Size, Field(ge=1)] = 10 * 1024**2
+    """Largest request body in bytes."""
+    request_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Seconds after which a request is aborted."""
+    drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    """Seconds that running requests get to finish after SIGTERM."""
+    heartbeat_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Seconds between the model process's signs of life."""
+    hang_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Seconds without progress while work is pending after which the model process counts as hung."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Restarts of a dead model process within ten minutes before the server gives up."""
+
+
+class SpecSection(PluginSection):
+    """One drafter."""
+
+
+class ObserverSection(PluginSection):
+    """One observer."""
+
+
+class SamplerSection(PluginSection):
+    """One custom logits processor; requests ask for it by this name."""

@@ -1,0 +1,253 @@
+"""Finds plugins by entry-point metadata, loads only the named ones, and checks that they keep their contract."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .errors import PhloemError, PluginError
+
+if TYPE_CHECKING:
+    from .config_sections import PluginSection
+    from .interfaces import PluginContext
+
+KINDS = (
+    *("cache", "component", "eviction", "key", "events", "storage", "spec", "grammar", "attention", "quant"),
+    *("schedule", "model", "sampler", "parser", "api", "transport", "router", "observer"),
+)
+AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("torch",)}
+_PROTOCOLS = {
+    **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
+    **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor"},
+}
+_OURS = "phloem"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One installed plugin as its metadata tells it; nothing of it has been imported."""
+
+    kind: str
+    name: str
+    target: str  # module:Class
+    distribution: str
+    version: str
+    entry: metadata.EntryPoint = field(repr=False, compare=False)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A parenthesis for an error message: the nearest known word, else the list of them."""
+    options = sorted(set(known))
+    near = difflib.get_close_matches(word, options, n=1)
+    if near:
+        return f"(did you mean '{near[0]}'?)"
+    return f"(known: {', '.join(options)})" if options else "(none is installed)"
+
+
+class Registry:
+    """The plugins installed on `path` (default: sys.path), read once, from metadata only."""
+
+    def __init__(self, path: Sequence[str] | None = None) -> None:
+        self._found: dict[tuple[str, str], list[Found]] = {}
+        seen: set[str] = set()
+        for dist in metadata.distributions() if path is None else metadata.distributions(path=list(path)):
+            entries = [entry for entry in dist.entry_points if entry.group.startswith("phloem.")]
+            if not entries or dist.name in seen:  # an earlier copy on the path shadows a later one, as for imports
+                continue
+            seen.add(dist.name)
+            for entry in entries:
+                kind = entry.group.removeprefix("phloem.")
+                found = Found(kind, entry.name, entry.value, dist.name, dist.version, entry)
+                self._found.setdefault((kind, entry.name), []).append(found)
+
+    def found(self, kind: str | None = None) -> list[Found]:
+        """Every installed plugin (of a kind), duplicates included, ordered by kind and name."""
+        return [f for key in sorted(self._found) if kind in (None, key[0]) for f in self._found[key]]
+
+    def names(self, kind: str) -> list[str]:
+        """The names that `use:` may say for a kind."""
+        return [name for k, name in sorted(self._found) if k == kind]
+
+    def find(self, kind: str, name: str) -> Found:
+        """The one plugin of that name. Raises PluginError if there is none, or more than one distribution has it."""
+        owners = self._found.get((kind, name), [])
+        if not owners:
+            raise PluginError(f"no {kind} plugin is named '{name}' {did_you_mean(name, self.names(kind))}")
+        if len(owners) > 1:
+            others = sorted({f"'{owner.distribution}' {owner.version}" for owner in owners})
+            ours = any(owner.distribution == _OURS for owner in owners)
+            reserved = "; names of built-in plugins are reserved" if ours else ""
+            raise PluginError(
+                f"{kind} plugin '{name}' is provided by {' and by '.join(others)}{reserved}",
+                hint="uninstall one of them, or name the class itself: use: module:Class",
+            )
+        return owners[0]
+
+    def load(self, kind: str, use: str) -> type[Any]:
+        """The class behind `use:`: an entry point's name, `module:Class`, or `path/to/file.py:Class`.
+
+        Raises PluginError saying why it cannot be used and what to do. Called once per named plugin and process.
+        """
+        label = f"{kind} plugin '{use}'"
+        if ".py:" in use or use.endswith(".py"):
+            cls = _from_file(label, use)
+        elif ":" in use:
+            module, _, attribute = use.partition(":")
+            cls = _attribute(label, _import(label, module, None), attribute)
+        else:
+            found = self.find(kind, use)
+            module, _, attribute = found.target.partition(":")
+            cls = _attribute(label, _import(label, module, found), attribute)
+        _check_contract(kind, label, cls)
+        loaded: type[Any] = cls
+        return loaded
+
+    def resolve_auto(self, kind: str, path: str) -> type[Any]:
+        """The plugin that `use: auto` means for the model at `path`; PluginError lists why each one declined."""
+        reasons: list[str] = []
+        for name in AUTO[kind]:
+            try:
+                cls = self.load(kind, name)
+                reason = cls.supports(path) if kind == "model" else None
+            except PluginError as error:
+                reason = f"{error.message}; {error.hint}" if error.hint else error.message
+            if reason is None:
+                return cls
+            reasons.append(f"{name}: {reason}")
+        raise PluginError(f"no {kind} plugin can serve {path}:\n  " + "\n  ".join(reasons))
+
+
+def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any:
+    """Construct the plugin that a config section (or a bare name, with default options) chooses.
+
+    None for `use: none`. `use: auto` is resolved by `context.extras["path"]`. Whatever the constructor raises becomes
+    a PluginError that names the plugin, unless it is a PhloemError already.
+    """
+    use = choice if isinstance(choice, str) else choice.use
+    if use == "none":
+        return None
+    plugin = None if isinstance(choice, str) else choice.plugin
+    if plugin is None:
+        registry, path = Registry(), context.extras.get("path", "")
+        plugin = registry.resolve_auto(kind, path) if use == "auto" else registry.load(kind, use)
+    options = plugin.Options() if isinstance(choice, str) or choice.plugin is None else choice.options()
+    try:
+        return plugin(options, context)
+    except PhloemError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{kind} plugin '{use}' failed to start: {type(error).__name__}: {error}") from error
+
+
+def _from_file(label: str, use: str) -> Any:
+    name, _, attribute = use.rpartition(":") if ".py:" in use else (use, "", "")
+    file = Path(name).resolve()
+    spec = importlib.util.spec_from_file_location(f"phloem_local_{file.stem}", file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise PluginError(f"{label}: there is no file {file}", hint="paths are relative to the configuration file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pydantic look their own module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(f"{label} cannot be imported: {_why(error)}", hint=_repair(error, None)) from error
+    return _attribute(label, module, attribute)
+
+
+def _import(label: str, module: str, found: Found | None) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise PluginError(f"{label} cannot be imported: {_why(error)}", hint=_repair(error, found)) from error
+
+
+def _attribute(label: str, module: ModuleType, attribute: str) -> Any:
+    cls = getattr(module, attribute, None) if attribute else None
+    if isinstance(cls, type):
+        return cls
+    classes = [n for n, c in vars(module).items() if isinstance(c, type) and hasattr(c, "api")]
+    wanted = f"has no class '{attribute}'" if attribute else "needs a class: file.py:Class"
+    raise PluginError(f"{label}: {module.__name__} {wanted} {did_you_mean(attribute, classes)}")
+
+
+def _why(error: Exception) -> str:
+    where = f" ({error.filename}:{error.lineno})" if isinstance(error, SyntaxError) else ""
+    return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}{where}"
+
+
+def _repair(error: Exception, found: Found | None) -> str | None:
+    """The pip line that should mend a failed import."""
+    missing = error.name if isinstance(error, ImportError) else None
+    if found is None:
+        return f"install the package that provides the module '{missing}'" if missing else None
+    if found.distribution != _OURS:
+        return f"pip install --upgrade {found.distribution}"
+    extra = extra_of(found, (missing or "").partition(".")[0])
+    return f"pip install '{_OURS}[{extra}]'" if extra else None
+
+
+def extra_of(found: Found, module: str = "") -> str | None:
+    """The extra of a plugin's distribution that it needs: the one of its name, else the one that brings `module`."""
+    dist = found.entry.dist
+    extras = (dist.metadata.get_all("Provides-Extra") or []) if dist else []
+    if found.name in extras:
+        return found.name
+    wanted = module.replace("_", "-").lower()
+    for requirement in (dist.requires or []) if dist and wanted else []:
+        match = re.match(r"([A-Za-z0-9._-]+).*extra == ['\"]([^'\"]+)", requirement)
+        if match and match[1].replace("_", "-").lower() in (wanted, f"py{wanted}") and match[2] not in ("all", "dev"):
+            return match[2]
+    return None
+
+
+def _check_contract(kind: str, label: str, cls: type[Any]) -> None:
+    from pydantic import BaseModel
+
+    from . import interfaces
+
+    spoken = getattr(cls, "api", None)
+    if spoken != interfaces.API:
+        raise PluginError(
+            f"{label} speaks plugin API {spoken}, this phloem speaks {interfaces.API}",
+            hint="install a release of the plugin made for this phloem, or the phloem it was made for",
+        )
+    problems: list[str] = []
+    options = getattr(cls, "Options", None)
+    if not (isinstance(options, type) and issubclass(options, BaseModel)):
+        problems.append("it has no `Options`, a pydantic model")
+    elif options.model_config.get("extra") != "forbid" or not options.model_config.get("frozen"):
+        problems.append('its `Options` are not frozen with extra="forbid"')
+    capabilities = getattr(cls, "capabilities", None)
+    if not isinstance(capabilities, (frozenset, set)):
+        problems.append("it has no `capabilities`, a frozenset of strings")
+    if kind in _PROTOCOLS:
+        problems += _method_problems(getattr(interfaces, _PROTOCOLS[kind]), cls)
+    if problems:
+        raise PluginError(f"{label} breaks the contract of its kind: {'; '.join(problems)}")
+
+
+def _method_problems(protocol: type[Any], cls: type[Any]) -> Iterable[str]:
+    for name, declared in vars(protocol).items():
+        bound = isinstance(declared, classmethod)
+        if name.startswith("_") or not (bound or inspect.isfunction(declared)):
+            continue
+        method = getattr(cls, name, None)
+        parameters = list(inspect.signature(declared.__func__ if bound else declared).parameters)
+        call = f"{name}({', '.join(parameters[1:])})"
+        if not callable(method):
+            yield f"it has no method {call}"
+            continue
+        try:
+            inspect.signature(method).bind(*(parameters[1:] if bound else parameters))
+        except TypeError as error:
+            yield f"{call} cannot be called: {error}"
