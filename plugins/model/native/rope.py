@@ -43,7 +43,7 @@ class Rope:
 
         p = dict(self.items)
         exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
-        plain = 1.0 / torch.pow(float(p["rope_theta"]), exponents)
+        plain = torch.tensor(float(p["rope_theta"])).pow(exponents).reciprocal()
         if p["rope_type"] == "linear":
             return plain / float(p["factor"]), 1.0
         if p["rope_type"] == "llama3":
@@ -55,11 +55,11 @@ class Rope:
 
 def _llama3(plain: torch.Tensor, p: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
-    original = p["original_max_position_embeddings"]
+    original = float(p["original_max_position_embeddings"])
     wavelength = 2 * math.pi / plain
-    blend = (original / wavelength - p["low_freq_factor"]) / (p["high_freq_factor"] - p["low_freq_factor"])
-    blend = blend.clamp(0, 1)
-    return (1 - blend) * plain / p["factor"] + blend * plain
+    low, high = float(p["low_freq_factor"]), float(p["high_freq_factor"])
+    blend = ((original / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * plain / float(p["factor"]) + blend * plain
 
 
 def _yarn(plain: torch.Tensor, p: Mapping[str, Any], dim: int) -> tuple[torch.Tensor, float]:

@@ -1,0 +1,120 @@
+"""Conformance of kind `model`: a forward pass depends on a token's ancestors and on nothing else.
+
+class TestMine(ModelSuite):
+    plugin = MyModel
+    path = "folder/of/a/tiny/model"
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from ..drafts import Draft
+from ..interfaces import Model, PluginContext
+from .attention import NaiveAttention
+from .ragged import Part, Ragged
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8]
+
+
+class ModelSuite:
+    """Subclass it and set `plugin` and `path`, a tiny model; or replace the fixture `model`."""
+
+    plugin: ClassVar[type[Any]]
+    path: ClassVar[str]
+    tolerance: ClassVar[float] = 1e-4  # of logits, absolute, in float32
+
+    def make(self, path: str) -> Model:
+        """The plugin's instance for a path, with default options."""
+        model: Model = self.plugin(self.plugin.Options(), PluginContext("model", "under test", extras={"path": path}))
+        return model
+
+    @pytest.fixture(scope="class")
+    def model(self) -> Model:
+        """The loaded model; one instance serves all tests."""
+        return self.make(self.path)
+
+    def test_supports_what_it_loads(self, model: Model) -> None:
+        """`supports` accepts the model under test."""
+        assert type(model).supports(model.path) is None
+
+    def test_spec_is_sane(self, model: Model) -> None:
+        """Sizes are positive, layers name groups that exist, windows have a size."""
+        spec = model.spec
+        assert spec.vocab_size > 0
+        assert spec.context_length > 0
+        assert spec.layers
+        for layer in spec.layers:
+            assert min(layer.kv_heads, layer.k_dim, layer.v_dim) > 0
+            assert 0 <= layer.group < len(spec.groups)
+        for group in spec.groups:
+            assert (group.kind == "window") == (group.window is not None)
+        assert all(0 <= token < spec.vocab_size for token in spec.eos_token_ids)
+
+    def test_tokenizer_travels(self, model: Model) -> None:
+        """The tokenizer's data is a `tokenizers` JSON document."""
+        assert "model" in json.loads(model.tokenizer.json)
+
+    def test_attends_once_per_layer(self, model: Model) -> None:
+        """Each layer attends once, in order, with the shapes its spec announces."""
+        ragged = Ragged(model.spec)
+        batch = ragged.step([Part(0, PROMPT[:5])])
+        step = NaiveAttention().prepare(batch, ragged.kv)
+        calls: list[int] = []
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+            spec = model.spec.layers[layer]
+            assert (k.shape, v.shape) == ((5, spec.kv_heads, spec.k_dim), (5, spec.kv_heads, spec.v_dim))
+            assert q.shape[0] == 5
+            assert q.shape[1] % spec.kv_heads == 0
+            assert how.get("window") == model.spec.groups[spec.group].window
+            calls.append(layer)
+            return step(layer, q, k, v, **how)
+
+        hidden = model.forward(batch, attend)
+        assert calls == list(range(len(model.spec.layers)))
+        assert hidden.shape[0] == 5
+        logits = model.logits(hidden[1:3])
+        assert logits.shape == (2, model.spec.vocab_size)
+        assert logits.dtype == torch.float32
+
+    @pytest.mark.parametrize("chunk", [1, 4, 16])
+    def test_chunks_change_nothing(self, model: Model, chunk: int) -> None:
+        """A prompt in pieces gives the logits of the prompt in one."""
+        ragged = Ragged(model.spec, page_size=4)
+        parts = [self._logits(model, ragged, [Part(0, PROMPT[i : i + chunk])]) for i in range(0, len(PROMPT), chunk)]
+        self._close(torch.cat(parts), self._alone(model, PROMPT))
+
+    def test_company_changes_nothing(self, model: Model) -> None:
+        """Prompts, chunks and single tokens of several sequences in one step give what each gives alone."""
+        ragged = Ragged(model.spec)
+        self._logits(model, ragged, [Part(0, PROMPT[:20]), Part(1, PROMPT[:7])])
+        together = self._logits(model, ragged, [Part(2, PROMPT[:9]), Part(0, PROMPT[20:21]), Part(1, PROMPT[7:12])])
+        whole = self._alone(model, PROMPT)
+        self._close(together, torch.cat([whole[:9], whole[20:21], whole[7:12]]))
+
+    def test_a_tree_is_its_paths(self, model: Model) -> None:
+        """Each draft node's logits are those of its path as a sequence of its own."""
+        draft = Draft((5, 6, 7, 8, 9), (-1, 0, 0, -1, 1))
+        ragged = Ragged(model.spec)
+        self._logits(model, ragged, [Part(0, PROMPT[:19])])
+        tree = self._logits(model, ragged, [Part(0, PROMPT[19:20], draft)])
+        for node in range(len(draft)):
+            path = [draft.tokens[i] for i in draft.path(node)]
+            self._close(tree[1 + node], self._alone(model, PROMPT[:20] + path)[-1])
+        after = self._logits(model, ragged, [Part(0, PROMPT[20:])])  # rejected nodes leave nothing behind
+        self._close(after, self._alone(model, PROMPT)[20:])
+
+    def _alone(self, model: Model, tokens: list[int]) -> torch.Tensor:
+        return self._logits(model, Ragged(model.spec), [Part(0, tokens)])
+
+    def _logits(self, model: Model, ragged: Ragged, parts: list[Part]) -> torch.Tensor:
+        batch = ragged.step(parts)
+        return model.logits(model.forward(batch, NaiveAttention().prepare(batch, ragged.kv)))
+
+    def _close(self, ours: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(ours, expected, rtol=0, atol=self.tolerance)

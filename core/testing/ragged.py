@@ -1,0 +1,86 @@
+"""Batches without an engine: sequences over scattered pages, extended step by step. For tests of kernels and models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..batch import Batch, GroupSlots
+from ..drafts import Draft
+from ..model_spec import ModelSpec
+from ..pool import KVStore
+
+
+class Part(NamedTuple):
+    """What one sequence contributes to a step: `tokens` that stay, then draft nodes that do not."""
+
+    sequence: int
+    tokens: Sequence[int]
+    draft: Draft | None = None
+
+
+class Ragged:
+    """Sequences with KV in randomly scattered pages; slots nobody owns hold large garbage, so a stray read shows."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        page_size: int = 1,
+        slots: int = 1024,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        self._page_size = page_size
+        self._generator = np.random.default_rng(seed)
+        pages = slots // page_size
+        self._free = [list(self._generator.permutation(pages)) for _ in spec.groups]
+        self._slots: dict[int, list[list[int]]] = {}  # sequence -> per group, slots in order
+        self._groups = len(spec.groups)
+        self.lengths: dict[int, int] = {}  # committed tokens of each sequence
+        size = [pages * page_size] * self._groups
+        self.kv = KVStore(spec, size, [layer.group for layer in spec.layers], dtype, torch.device("cpu"))
+        for tensor in (*self.kv.keys, *self.kv.values):
+            tensor.fill_(1000.0)
+
+    def step(self, parts: Sequence[Part]) -> Batch:
+        """The batch that extends each part's sequence. Draft nodes' slots are written over by the next step."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        q_lens, kv_lens = [], []
+        trees: dict[int, np.ndarray] = {}
+        for index, part in enumerate(parts):
+            start = self.lengths.get(part.sequence, 0)
+            end = start + len(part.tokens)
+            tokens.extend(part.tokens)
+            positions.extend(range(start, end))
+            if part.draft is not None:
+                tokens.extend(part.draft.tokens)
+                positions.extend(end - 1 + depth for depth in part.draft.depths())
+                trees[index] = part.draft.ancestors()
+            q_lens.append(len(part.tokens) + (len(part.draft) if part.draft else 0))
+            kv_lens.append(start + q_lens[-1])
+            self._grow(part.sequence, kv_lens[-1])
+            self.lengths[part.sequence] = end
+        groups = tuple(self._group(g, parts, q_lens, kv_lens) for g in range(self._groups))
+        rows = torch.arange(len(tokens))
+        return Batch(torch.tensor(tokens), torch.tensor(positions), groups, rows, q_lens, kv_lens, trees)
+
+    def _grow(self, sequence: int, length: int) -> None:
+        owned = self._slots.setdefault(sequence, [[] for _ in range(self._groups)])
+        for slots, free in zip(owned, self._free, strict=True):
+            while len(slots) < length:
+                first = int(free.pop()) * self._page_size
+                slots.extend(range(first, first + self._page_size))
+
+    def _group(self, group: int, parts: Sequence[Part], q_lens: list[int], kv_lens: list[int]) -> GroupSlots:
+        table = torch.zeros(len(parts), max(kv_lens), dtype=torch.int32)
+        out: list[int] = []
+        for i, part in enumerate(parts):
+            slots = self._slots[part.sequence][group][: kv_lens[i]]
+            table[i, : kv_lens[i]] = torch.tensor(slots)
+            out.extend(slots[kv_lens[i] - q_lens[i] :])
+        return GroupSlots(torch.tensor(out), table)
