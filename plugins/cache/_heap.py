@@ -1,0 +1,80 @@
+"""The order of eviction: a lazy heap over unlocked leaves."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from phloem.interfaces import Eviction
+
+from ._tree import Node
+
+_SLACK = 64  # stale entries tolerated before a rebuild, however small the heap
+
+
+class LeafHeap:
+    """Yields evictable leaves, smallest key of the rule first. O(log n) amortised; never walks the tree.
+
+    Nothing is taken out when a leaf is locked, gets a child or is used again: an entry is judged when it comes to the
+    top. A leaf in use goes (it is offered again when that ends); one whose key has grown goes back with the new key.
+    A key that has shrunk is pushed at once, by `offer`, and the older entry turns stale.
+    """
+
+    def __init__(self, rule: Eviction) -> None:
+        self._rule = rule
+        self._entries: list[tuple[Any, int, Node]] = []
+        self._pushed = 0  # serial numbers break ties, oldest first, and keep nodes from being compared
+        self._live = 0
+
+    def offer(self, node: Node) -> None:
+        """`node` became a candidate, or is one whose key may have changed."""
+        key = self._rule.key(node)
+        if node.entry is not None:
+            if not key < node.entry[0]:
+                return
+            self._live -= 1
+        self._pushed += 1
+        entry = (key, self._pushed, node)
+        heapq.heappush(self._entries, entry)
+        node.entry = entry
+        self._live += 1
+        if len(self._entries) > 2 * self._live + _SLACK:
+            self._entries = [entry for entry in self._entries if entry[2].entry is entry]
+            heapq.heapify(self._entries)
+
+    def pop(self) -> Node | None:
+        """The next leaf to evict, or None if nothing is evictable."""
+        entries = self._entries
+        while entries:
+            entry = entries[0]
+            node = entry[2]
+            if node.entry is entry:
+                if node.is_candidate:
+                    key = self._rule.key(node)
+                    if entry[0] < key:
+                        self._pushed += 1
+                        node.entry = (key, self._pushed, node)
+                        heapq.heapreplace(entries, node.entry)
+                        continue
+                node.entry = None
+                self._live -= 1
+                heapq.heappop(entries)
+                if node.is_candidate:
+                    return node
+            else:
+                heapq.heappop(entries)
+        return None
+
+    def clear(self) -> None:
+        """Forget all entries; what is still a candidate has to be offered again."""
+        for _, _, node in self._entries:
+            node.entry = None
+        self._entries.clear()
+        self._live = 0
+
+    def check(self, candidates: int) -> None:
+        """Verify the entries against the number of evictable leaves, each of which holds a live one."""
+        live = [entry for entry in self._entries if entry[2].entry is entry]
+        assert len(live) == self._live, f"{len(live)} live heap entries, {self._live} counted"
+        good = sum(node.is_candidate and not self._rule.key(node) < key for key, _, node in live)
+        assert good == candidates, f"{candidates} evictable leaves, {good} well placed in the heap"

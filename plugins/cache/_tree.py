@@ -1,0 +1,192 @@
+"""The radix tree over tokens: nodes, walking, splitting, locks, and the tokens that locks protect.
+
+It knows pages and namespaces but no state: what a node's tokens have computed hangs on the node and is the business
+of the cache that owns the tree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+from phloem.batch import IntArray
+from phloem.request import Namespace
+
+from ._key import PageKey, common_prefix, page_key
+
+_NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
+
+
+class Node:
+    """A run of tokens; the runs from the root to here are one cached prefix. Eviction rules see it as EvictionNode.
+
+    `locks` counts the leases that end here plus the children that are locked, so a node is locked exactly if a lease
+    ends at or below it, and locking stops at the first ancestor that was locked already.
+    """
+
+    __slots__ = (
+        "children",
+        "created",
+        "end",
+        "entry",
+        "hits",
+        "key",
+        "last_access",
+        "locks",
+        "parent",
+        "priority",
+        "root",
+        "slots",
+    )
+
+    def __init__(self, parent: Node | None, key: array[int], slots: IntArray, now: int) -> None:
+        self.parent = parent  # None for a root and for a node that was removed
+        self.root: Root = parent.root if parent is not None else cast("Root", self)
+        self.children: dict[PageKey, Node] = {}
+        self.key = key
+        self.slots = slots  # state of group "full": one slot per token, whole pages; never written in place
+        self.end: int = len(key) if parent is None else parent.end + len(key)  # length of the prefix that ends here
+        self.locks = 0
+        self.created = now
+        self.last_access = now
+        self.hits = 0
+        self.priority = 0
+        self.entry: tuple[Any, int, Node] | None = None  # this node's live entry in the eviction heap
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of this run."""
+        return len(self.key)
+
+    @property
+    def is_candidate(self) -> bool:
+        """True if it may be evicted: nothing below it, no lease at it, and it is in the tree."""
+        return not self.children and not self.locks and self.parent is not None
+
+
+class Root(Node):
+    """The empty prefix of one namespace. Namespaces share no node."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace, now: int) -> None:
+        super().__init__(None, array("i"), _NO_SLOTS, now)
+        self.namespace = namespace
+
+
+class Tree:
+    """One radix tree per namespace over page-aligned keys. Node boundaries are page boundaries.
+
+    `evictable` and `protected` are the tokens of unlocked and locked nodes.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.roots: dict[Namespace, Root] = {}
+        self.evictable = 0
+        self.protected = 0
+        self.clock = 0  # logical time: one tick per match, publish and release
+
+    def tick(self) -> int:
+        """The next logical time."""
+        self.clock += 1
+        return self.clock
+
+    def walk(self, node: Node, tokens: array[int], end: int) -> tuple[Node, Node | None, int]:
+        """Follow tokens[node.end : end] down from `node`, which ends a prefix of `tokens`. Changes nothing.
+
+        `end` is a multiple of the page size. Returns the last node wholly matched, and the child that matched only in
+        part with the (page-floored) number of its tokens that did; None and 0 if there is no such child.
+        """
+        page = self.page_size
+        at = node.end
+        while at < end:
+            child = node.children.get(tokens[at] if page == 1 else page_key(tokens, at, page))
+            if child is None:
+                break
+            key = child.key
+            size = len(key)
+            same = common_prefix(key, tokens, at, min(size, end - at))
+            if same < size:
+                return node, child, same // page * page
+            node = child
+            at += size
+        return node, None, 0
+
+    def attach(self, parent: Node, key: array[int], slots: IntArray, now: int) -> Node:
+        """A new unlocked leaf below `parent`, which has no child that starts with the same page."""
+        node = Node(parent, key, slots, now)
+        parent.children[page_key(key, 0, self.page_size)] = node
+        self.evictable += len(key)
+        return node
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut a node after `at` tokens; returns the new upper half, whose `slots` the caller fills.
+
+        The lower half stays the same object, so that leases and matches that end at the node still end there. None
+        ends at the upper half yet: it is locked once if its only child is.
+        """
+        parent, key = node.parent, node.key
+        assert parent is not None, "a root or a removed node cannot be split"
+        assert 0 < at < len(key), f"no split of {len(key)} tokens at {at}"
+        parent.children[page_key(key, 0, self.page_size)] = upper = Node(parent, key[:at], _NO_SLOTS, node.created)
+        upper.children[page_key(key, at, self.page_size)] = node
+        upper.locks = 1 if node.locks else 0
+        upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
+        node.parent, node.key = upper, key[at:]
+        return upper
+
+    def remove(self, node: Node) -> Node:
+        """Take an evictable leaf out of the tree; returns its parent, and forgets a root that is left unused."""
+        parent = node.parent
+        assert parent is not None, "a root or a removed node cannot be removed"
+        assert node.is_candidate, "a node in use cannot be removed"
+        del parent.children[page_key(node.key, 0, self.page_size)]
+        node.parent = None
+        self.evictable -= len(node.key)
+        self.prune(parent.root)
+        return parent
+
+    def prune(self, root: Root) -> None:
+        """Forget a namespace that holds nothing and that nobody leases."""
+        if not root.children and not root.locks and self.roots.get(root.namespace) is root:
+            del self.roots[root.namespace]
+
+    def lock(self, node: Node | None) -> None:
+        """One more lease ends at `node`: its path becomes protected. O(nodes that were unlocked)."""
+        while node is not None:
+            node.locks += 1
+            if node.locks > 1:
+                return
+            self.evictable -= len(node.key)
+            self.protected += len(node.key)
+            node = node.parent
+
+    def unlock(self, node: Node | None, now: int) -> None:
+        """One lease fewer ends at `node`. What becomes evictable was in use until now, and its recency says so."""
+        while node is not None:
+            node.locks -= 1
+            if node.locks:
+                return
+            node.last_access = now
+            self.evictable += len(node.key)
+            self.protected -= len(node.key)
+            node = node.parent
+
+    def touch(self, node: Node, now: int) -> None:
+        """Count a match along the path that ends at `node`."""
+        at: Node | None = node
+        while at is not None:
+            at.last_access = now
+            at.hits += 1
+            at = at.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        stack: list[Node] = list(self.roots.values())
+        while stack:
+            children = stack.pop().children.values()
+            yield from children
+            stack.extend(children)
