@@ -1,0 +1,252 @@
+"""Drives a cache as the scheduler does, beside a naive model of what it must hold and a canary in every slot."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..batch import IntArray
+from ..interfaces import Cache, Lease, PluginContext
+from ..model_spec import LayerSpec, ModelSpec
+from ..pool import SlotPool
+from ..request import Namespace
+
+Prefix = tuple[Namespace, bytes]  # what KV depends on: the namespace and all tokens up to a position
+
+
+class Holder:
+    """A request in progress: it leases [0, lease.length) and owns the rest of `slots` (per group)."""
+
+    def __init__(self, tokens: array[int], namespace: Namespace, lease: Lease, slots: list[IntArray]) -> None:
+        self.tokens = tokens
+        self.namespace = namespace
+        self.lease = lease
+        self.slots = slots
+        self.computed = lease.length
+
+    def prefix(self, end: int) -> Prefix:
+        """What the KV of token end - 1 was computed from."""
+        return self.namespace, self.tokens[:end].tobytes()
+
+
+class CacheRig:
+    """A cache over small pools. Every method performs an operation and asserts what the protocol says of it.
+
+    `known` is the naive model: the prefixes of whole pages that were published and not evicted. `canary[g][slot]` is
+    what was last written to a slot; pages that are free have none.
+    """
+
+    def __init__(self, plugin: type[Any], make: Callable[[PluginContext], Cache], pages: int, page_size: int) -> None:
+        spec = ModelSpec("toy", vocab_size=8, context_length=10**6, layers=(LayerSpec(1, 1, 1),) * 2)
+        groups = plugin.groups(spec)
+        assert {layer for group in groups for layer in group.layers} == {0, 1}, "a layer without a pool"
+        self.page_size = page_size
+        self.pools = tuple(SlotPool(pages, page_size) for _ in groups)
+        self.cache = make(PluginContext("cache", plugin.__name__, model=spec, pools=self.pools, page_size=page_size))
+        self.shares = "sharing" in plugin.capabilities
+        self.holders: list[Holder] = []
+        self.known: set[Prefix] = set()
+        self.canary: list[dict[int, Prefix]] = [{} for _ in groups]
+        self._looks: dict[Prefix, tuple[int, int]] = {}  # what was looked up -> version then, answer
+
+    # --- the state, in slots of the first group ---
+
+    @property
+    def total(self) -> int:
+        """Slots of the pool."""
+        return self.pools[0].total
+
+    @property
+    def free(self) -> int:
+        """Free slots."""
+        return self.pools[0].free
+
+    @property
+    def evictable(self) -> int:
+        """Slots the cache would free if asked."""
+        return self.cache.counts()[0].evictable
+
+    @property
+    def protected(self) -> int:
+        """Slots of leased paths."""
+        return self.cache.counts()[0].protected
+
+    @property
+    def owned(self) -> int:
+        """Slots of the cache."""
+        return self.evictable + self.protected
+
+    # --- the life of a request ---
+
+    def serve(self, tokens: array[int], namespace: Namespace = Namespace()) -> None:  # noqa: B008  (immutable)
+        """A whole request: match, compute as much as fits, publish, release."""
+        holder = self.start(tokens, namespace)
+        self.compute(holder, len(tokens))
+        self.finish(holder)
+        self.audit()
+
+    def start(self, tokens: array[int], namespace: Namespace, limit: int | None = None) -> Holder:
+        """Match and lease, as at admission."""
+        limit = len(tokens) - 1 if limit is None else limit
+        expected = self.expected(tokens, limit, namespace)
+        match = self.cache.match(tokens, limit, namespace)
+        assert match.length == expected, f"matched {match.length} tokens, {expected} are cached"
+        lease = self.cache.lease(match)
+        assert lease.length == match.length, f"leased {lease.length} of {match.length} matched tokens"
+        slots = [s.copy() for s in self.cache.slots(lease)]
+        assert [len(s) for s in slots] == [lease.length] * len(self.pools), "a slot for each leased token"
+        holder = Holder(tokens[:], namespace, lease, slots)
+        self.holders.append(holder)
+        return holder
+
+    def compute(self, holder: Holder, end: int) -> int:
+        """Write KV of tokens up to `end`, evicting where needed; returns how far it got."""
+        capacity = len(holder.slots[0])
+        need = -(-end // self.page_size) * self.page_size - capacity
+        if need > 0:
+            for group, pool in enumerate(self.pools):
+                if pool.free < need:
+                    self.evict(need - pool.free, group)
+            need = min(need, *(pool.free for pool in self.pools))
+            for group, pool in enumerate(self.pools):
+                self._sweep(group)
+                fresh = pool.alloc(need)
+                assert fresh is not None
+                assert not self.canary[group].keys() & set(fresh.tolist()), "a slot in use was handed out"
+                holder.slots[group] = np.concatenate([holder.slots[group], fresh])
+        end = min(end, len(holder.slots[0]))
+        for group, slots in enumerate(holder.slots):
+            for i in range(holder.computed, end):
+                self.canary[group][int(slots[i])] = holder.prefix(i + 1)
+        holder.computed = max(holder.computed, end)
+        return holder.computed
+
+    def publish(self, holder: Holder, length: int) -> None:
+        """Offer computed tokens; afterwards the holder uses the cache's slots where it shares."""
+        old = holder.lease.length
+        offered = tuple(slots[:length] for slots in holder.slots)
+        lease, slots = self.cache.publish(holder.tokens, length, offered, holder.lease, holder.namespace)
+        whole = length // self.page_size * self.page_size
+        expected = whole if self.shares else 0
+        assert lease.length == expected, f"publish of {length} tokens leased {lease.length}, not {expected}"
+        for group, kept in enumerate(slots):
+            assert len(kept) == lease.length - old, "a slot for each newly leased token"
+            holder.slots[group][old : lease.length] = kept
+        holder.lease = lease
+        if self.shares:
+            self.known |= {holder.prefix(end) for end in range(self.page_size, whole + 1, self.page_size)}
+
+    def finish(self, holder: Holder) -> None:
+        """Publish everything computed, then leave."""
+        self.publish(holder, holder.computed)
+        self.abort(holder)
+
+    def abort(self, holder: Holder) -> None:
+        """Leave at once: free what the request owns and release its lease."""
+        self.holders.remove(holder)
+        for pool, slots in zip(self.pools, holder.slots, strict=True):
+            pool.release(slots[holder.lease.length :])
+        self.cache.release(holder.lease)
+
+    # --- the cache as a whole ---
+
+    def expected(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
+        """What the naive model says of a match: page after page, as long as it was published."""
+        end = 0
+        while end + self.page_size <= limit and (namespace, tokens[: end + self.page_size].tobytes()) in self.known:
+            end += self.page_size
+        return end
+
+    def look(self, tokens: array[int], namespace: Namespace, limit: int | None = None) -> int:
+        """Peek and match agree with the model and with each other, and peek changes nothing."""
+        limit = len(tokens) if limit is None else limit
+        before = (self.cache.version, self.cache.counts(), self.free)
+        length = self.cache.peek(tokens, limit, namespace)
+        assert length == self.cache.peek(tokens, limit, namespace), "peek changed what it looks at"
+        assert before == (self.cache.version, self.cache.counts(), self.free), "peek changed the cache"
+        assert length == self.expected(tokens, limit, namespace), f"peek says {length} tokens"
+        match = self.cache.match(tokens, limit, namespace)
+        assert match.length == length, f"match finds {match.length} tokens, peek {length}"
+        assert before == (self.cache.version, self.cache.counts(), self.free), "a match changed what is cached"
+        self._looks[namespace, tokens[:limit].tobytes()] = self.cache.version, length
+        return length
+
+    def evict(self, slots: int, group: int = 0) -> int:
+        """Eviction frees what it says, at least what was asked if it could, and never what is leased."""
+        evictable, free = self.cache.counts()[group].evictable, self.pools[group].free
+        freed = self.cache.evict(slots, group)
+        assert freed == self.pools[group].free - free, f"evict says {freed}, the pool gained otherwise"
+        assert min(slots, evictable) <= freed <= evictable, f"evict({slots}) of {evictable} freed {freed}"
+        before = len(self.known)
+        self._forget()
+        assert (before - len(self.known)) * self.page_size == freed or not self.shares, "freed pages that still match"
+        return freed
+
+    def reset(self) -> None:
+        """A reset drops all but the leased prefixes."""
+        self.cache.reset()
+        self._forget()
+        if self.shares:
+            assert self.known == self._leased(), "reset keeps exactly what is leased"
+        assert self.evictable == 0, "reset left something evictable"
+
+    def _forget(self) -> None:
+        """Take from the model what no longer matches; leased prefixes must."""
+        gone = set()
+        for namespace, text in self.known:
+            tokens = array("i", text)
+            if self.cache.peek(tokens, len(tokens), namespace) < len(tokens):
+                gone.add((namespace, text))
+        assert not gone & self._leased(), "a leased prefix was evicted"
+        self.known -= gone
+
+    def _leased(self) -> set[Prefix]:
+        page = self.page_size
+        return {h.prefix(end) for h in self.holders for end in range(page, h.lease.length + 1, page)}
+
+    # --- everything that must hold at any time ---
+
+    def audit(self) -> None:
+        """Conservation, one owner per page, exact counts, right contents, honest `version`."""
+        self.cache.check()
+        for group in range(len(self.pools)):
+            self._audit_owners(group)
+            self._audit_contents(group)
+            if self.shares:
+                counts = self.cache.counts()[group]
+                leased = len(self._leased()) * self.page_size
+                assert counts.protected == leased, f"{counts.protected} slots protected, {leased} leased"
+                held = len(self.known) * self.page_size
+                assert counts.evictable == held - leased, f"{counts} for {held} distinct slots"
+        for (namespace, text), (version, length) in self._looks.items():
+            if version == self.cache.version:
+                tokens = array("i", text)
+                now = self.cache.peek(tokens, len(tokens), namespace)
+                assert now == length, f"a match went from {length} to {now} tokens under one version"
+
+    def _audit_owners(self, group: int) -> None:
+        pool, counts = self.pools[group], self.cache.counts()[group]
+        free, cached = pool.free_set(), self.cache.owned_pages()[group]
+        owners = [*free, *cached]
+        for holder in self.holders:
+            owners += (holder.slots[group][holder.lease.length :: self.page_size] // self.page_size).tolist()
+        assert len(owners) == len(set(owners)), "a page has two owners"
+        assert len(owners) == pool.total // self.page_size, "a page has no owner"
+        assert len(cached) * self.page_size == sum(counts), f"{counts} for {len(cached)} pages"
+        self._sweep(group)
+
+    def _sweep(self, group: int) -> None:
+        """Free pages hold nothing any more."""
+        for page in self.pools[group].free_set():
+            for slot in range(page * self.page_size, (page + 1) * self.page_size):
+                self.canary[group].pop(slot, None)
+
+    def _audit_contents(self, group: int) -> None:
+        for holder in self.holders:
+            leased = self.cache.slots(holder.lease)[group]
+            assert np.array_equal(leased, holder.slots[group][: holder.lease.length]), "leased slots changed"
+            for i, slot in enumerate(holder.slots[group][: holder.computed].tolist()):
+                assert self.canary[group].get(slot) == holder.prefix(i + 1), f"token {i}: slot {slot} holds other KV"

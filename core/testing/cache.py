@@ -1,0 +1,334 @@
+"""Conformance of `cache` plugins: every promise of the `Cache` protocol, against a naive model and slot canaries."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ..interfaces import Cache, EvictionNode, PluginContext
+from ..request import Namespace
+from ._cache_rig import CacheRig, Holder
+
+SALTS = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(salt="a", adapter="a"))
+
+
+class OldestFirst:
+    """The eviction rule that the suite hands to a cache."""
+
+    def key(self, node: EvictionNode) -> int:
+        """Last use."""
+        return node.last_access
+
+
+class CacheSuite:
+    """Subclass it in a test module with `plugin` set to the cache class, and pytest runs every test below.
+
+    Override `make` where the plugin needs options or extras. A plugin with capability `sharing` promises that every
+    published page is matched until it is evicted; the tests of that promise skip plugins without it.
+    """
+
+    plugin: ClassVar[type[Any]]
+    examples: ClassVar[int] = 60  # random histories per page size
+    steps: ClassVar[int] = 40  # operations in each
+
+    def make(self, context: PluginContext) -> Cache:
+        """A fresh cache over `context.pools`, with its default options."""
+        context.extras["eviction"] = OldestFirst()
+        cache: Cache = self.plugin(self.plugin.Options(), context)
+        return cache
+
+    def rig(self, page_size: int, pages: int = 24) -> CacheRig:
+        """A new cache over new pools, driven and audited as the scheduler would."""
+        return CacheRig(self.plugin, self.make, pages, page_size)
+
+    @pytest.fixture
+    def sharing(self) -> None:
+        """Skips the test for caches that do not share."""
+        if "sharing" not in self.plugin.capabilities:
+            pytest.skip("this cache promises no sharing")
+
+    @pytest.fixture(params=[1, 4, 16])
+    def page_size(self, request: pytest.FixtureRequest) -> int:
+        """Page sizes for the tests below."""
+        size: int = request.param
+        return size
+
+    # --- any order of operations ---
+
+    def test_any_order_of_operations(self, page_size: int) -> None:
+        """Match, lease, compute, publish, release, evict, reset in any order keep every promise at every moment."""
+        quick = settings(
+            max_examples=self.examples,
+            stateful_step_count=self.steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        )
+        suite = self
+
+        class History(_History):
+            def __init__(self) -> None:
+                super().__init__(suite.rig(page_size))
+
+        run_state_machine_as_test(History, settings=quick)
+
+    # --- counting and ownership ---
+
+    def test_starts_empty(self, page_size: int) -> None:
+        """A new cache owns nothing and matches nothing."""
+        rig = self.rig(page_size)
+        assert rig.look(_text(5 * page_size), Namespace()) == 0
+        rig.audit()
+        assert rig.free == rig.total
+
+    def test_prompt_shorter_than_a_page(self, page_size: int) -> None:
+        """Less than a page is never taken, matched or lost (key truncated to nothing)."""
+        rig = self.rig(page_size)
+        for length in range(1, page_size):
+            rig.serve(_text(length))
+            assert rig.look(_text(length), Namespace()) == 0
+            assert rig.free == rig.total
+
+    def test_every_residue_of_the_page(self, page_size: int) -> None:
+        """Prompts of all lengths around a page: the whole pages are shared, the rest comes back."""
+        rig = self.rig(page_size)
+        for length in range(1, 3 * page_size + 2):
+            rig.serve(_text(length))
+            assert rig.free == rig.total - rig.owned
+
+    def test_overlapping_publishes_count_once(self) -> None:
+        """Shared pages are not counted twice, and the copies of whoever publishes second are freed."""
+        rig = self.rig(32)
+        text, other = _text(32 * 4 + 5), _text(32 * 2) + _text(32 * 2, first=7)
+        holders = [rig.start(t, Namespace()) for t in (text, text, other)]  # nobody finds anything yet
+        for holder in holders:
+            rig.compute(holder, len(holder.tokens))
+        for holder in holders:
+            rig.publish(holder, len(holder.tokens))
+        if rig.shares:
+            assert rig.owned == 32 * (4 + 2)
+        for holder in holders:
+            rig.abort(holder)
+        assert rig.free + rig.evictable == rig.total
+
+    def test_release_twice_is_an_error(self, page_size: int) -> None:
+        """A second release of a lease is refused and changes nothing."""
+        rig = self.rig(page_size)
+        rig.serve(_text(3 * page_size))
+        lease = rig.cache.lease(rig.cache.match(_text(3 * page_size), 3 * page_size, Namespace()))
+        rig.cache.release(lease)
+        with pytest.raises(AssertionError):
+            rig.cache.release(lease)
+        rig.audit()
+
+    def test_publish_consumes_its_lease(self, page_size: int) -> None:
+        """The lease given to publish is spent, also if nothing new was published."""
+        rig = self.rig(page_size)
+        holder = rig.start(_text(2 * page_size), Namespace())
+        spent = holder.lease
+        rig.publish(holder, 0)
+        with pytest.raises(AssertionError):
+            rig.cache.release(spent)
+        rig.abort(holder)
+        assert rig.free == rig.total
+
+    def test_abort_at_any_point_returns_every_slot(self, page_size: int) -> None:
+        """Whatever was computed and published, an aborted request leaves nothing protected and nothing lost."""
+        rig = self.rig(page_size)
+        for computed in range(0, 3 * page_size + 1, max(1, page_size // 2)):
+            for published in (0, computed // 2, computed):
+                holder = rig.start(_text(3 * page_size, first=computed), Namespace())
+                rig.compute(holder, computed)
+                rig.publish(holder, published)
+                rig.abort(holder)
+                assert rig.free + rig.evictable == rig.total
+
+    # --- sharing ---
+
+    @pytest.mark.usefixtures("sharing")
+    def test_publish_below_the_lease_is_an_error(self, page_size: int) -> None:
+        """Publishing fewer tokens than are leased is refused."""
+        rig = self.rig(page_size)
+        rig.serve(_text(2 * page_size))
+        holder = rig.start(_text(2 * page_size), Namespace(), limit=2 * page_size)
+        with pytest.raises(AssertionError):
+            rig.cache.publish(holder.tokens, page_size, tuple(holder.slots), holder.lease, Namespace())
+        rig.abort(holder)
+        assert rig.evictable == 2 * page_size
+
+    @pytest.mark.usefixtures("sharing")
+    def test_match_honours_its_limit(self, page_size: int) -> None:
+        """No match reaches beyond `limit`, so that the last prompt token can be computed."""
+        rig = self.rig(page_size)
+        text = _text(3 * page_size)
+        rig.serve(text)
+        for limit in range(3 * page_size + 1):
+            assert rig.look(text, Namespace(), limit) == limit // page_size * page_size
+
+    @pytest.mark.usefixtures("sharing")
+    def test_namespaces_share_nothing(self, page_size: int) -> None:
+        """Equal strings in different fields, and strings that would concatenate alike, are different namespaces."""
+        rig = self.rig(page_size, pages=64)
+        text = _text(2 * page_size)
+        spaces = [*SALTS, Namespace("", ""), Namespace("", None), Namespace("ab", "c"), Namespace("a", "bc")]
+        for i, namespace in enumerate(spaces):
+            assert rig.look(text, namespace) == 0, f"{namespace} sees another's prefix"
+            rig.serve(text, namespace)
+            assert rig.owned == (i + 1) * 2 * page_size
+
+    @pytest.mark.usefixtures("sharing")
+    def test_split_changes_no_count(self, page_size: int) -> None:
+        """Splitting a shared run, locked or not, moves no slot between evictable and protected."""
+        rig = self.rig(page_size)
+        text = _text(4 * page_size)
+        rig.serve(text)
+        owned = rig.evictable
+        rig.look(text, Namespace(), limit=page_size)
+        assert (rig.evictable, rig.protected) == (owned, 0)
+        holder = rig.start(text, Namespace(), limit=4 * page_size)
+        rig.look(text, Namespace(), limit=2 * page_size)
+        rig.look(text, Namespace(), limit=3 * page_size)
+        assert (rig.evictable, rig.protected) == (0, owned)
+        rig.abort(holder)
+        assert (rig.evictable, rig.protected) == (owned, 0)
+
+    @pytest.mark.usefixtures("sharing")
+    def test_leases_protect_exactly_their_path(self, page_size: int) -> None:
+        """Evicting everything leaves what is leased, to the page, and no more."""
+        rig = self.rig(page_size)
+        text = _text(4 * page_size)
+        rig.serve(text)
+        holder = rig.start(text, Namespace(), limit=2 * page_size)
+        assert rig.evict(rig.total) == 2 * page_size
+        assert rig.protected == 2 * page_size
+        rig.abort(holder)
+        assert rig.evict(rig.total) == 2 * page_size
+        assert rig.free == rig.total
+
+    @pytest.mark.usefixtures("sharing")
+    def test_reset_keeps_leased_prefixes(self, page_size: int) -> None:
+        """A flush while requests run drops the rest; the leased slots stay right and come back at the end."""
+        rig = self.rig(page_size)
+        text = _text(3 * page_size)
+        rig.serve(text)
+        rig.serve(_text(3 * page_size, first=9))
+        holder = rig.start(text, Namespace(), limit=2 * page_size)
+        rig.reset()
+        assert (rig.evictable, rig.protected) == (0, 2 * page_size)
+        rig.compute(holder, 3 * page_size)
+        rig.finish(holder)
+        assert rig.look(text, Namespace()) == 3 * page_size
+
+    @pytest.mark.usefixtures("sharing")
+    def test_a_pool_in_pieces_still_serves(self, page_size: int) -> None:
+        """After much churn of odd sizes the whole pool can be had again, by one request."""
+        rig = self.rig(page_size)
+        for i in range(60):
+            rig.serve(_text(1 + i * 7 % (3 * page_size), first=i % 5), SALTS[i % len(SALTS)])
+        holder = rig.start(_text(rig.total, first=99), Namespace())
+        assert rig.compute(holder, rig.total) == rig.total
+        rig.abort(holder)
+        assert rig.free == rig.total
+
+
+def _text(length: int, first: int = 0) -> array[int]:
+    """Distinct tokens, so that any mix-up of positions shows; texts with different `first` share no page."""
+    return array("i", [first * 100_003 + i for i in range(length)])
+
+
+_runs = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, max_size=5)
+_any = st.integers(0, 10**6)
+
+
+class _History(RuleBasedStateMachine):
+    """A random history of requests; `CacheRig` checks each operation, `audit` the state after each."""
+
+    texts: Bundle[array[int]] = Bundle("texts")
+
+    def __init__(self, rig: CacheRig) -> None:
+        super().__init__()
+        self.rig = rig
+        self.holders: list[Holder] = []
+
+    def _written(self, runs: list[tuple[int, int]]) -> array[int]:
+        """Long runs of two tokens: they diverge at any offset of a page, and repeat themselves."""
+        longest = 3 * self.rig.page_size + 2
+        return array("i", [token for token, length in runs for _ in range(1 + length % longest)])
+
+    def _pick(self, which: int) -> Holder:
+        return self.holders[which % len(self.holders)]
+
+    @initialize(target=texts, runs=_runs)
+    def first_text(self, runs: list[tuple[int, int]]) -> array[int]:
+        return self._written(runs)
+
+    @rule(target=texts, text=texts, cut=_any, runs=_runs)
+    def branch(self, text: array[int], cut: int, runs: list[tuple[int, int]]) -> array[int]:
+        return text[: cut % (len(text) + 1)] + self._written(runs)
+
+    @rule(text=texts, namespace=st.sampled_from(SALTS))
+    def serve(self, text: array[int], namespace: Namespace) -> None:
+        self.rig.serve(text, namespace)
+
+    @precondition(lambda self: len(self.holders) < 5)
+    @rule(text=texts, namespace=st.sampled_from(SALTS), limit=_any)
+    def start(self, text: array[int], namespace: Namespace, limit: int) -> None:
+        self.holders.append(self.rig.start(text, namespace, limit % (len(text) + 1)))
+
+    @precondition(lambda self: self.holders)
+    @rule(which=_any, tokens=_any)
+    def compute(self, which: int, tokens: int) -> None:
+        holder = self._pick(which)
+        self.rig.compute(holder, holder.computed + tokens % (len(holder.tokens) - holder.computed + 1))
+
+    @precondition(lambda self: self.holders)
+    @rule(which=_any, tokens=_any)
+    def publish(self, which: int, tokens: int) -> None:
+        holder = self._pick(which)
+        least = holder.lease.length
+        self.rig.publish(holder, least + tokens % (holder.computed - least + 1))
+
+    @precondition(lambda self: self.holders)
+    @rule(which=_any, publish=st.booleans())
+    def end(self, which: int, publish: bool) -> None:
+        holder = self._pick(which)
+        self.holders.remove(holder)
+        if publish:
+            self.rig.finish(holder)
+        else:
+            self.rig.abort(holder)
+
+    @rule(text=texts, namespace=st.sampled_from(SALTS), limit=_any)
+    def look(self, text: array[int], namespace: Namespace, limit: int) -> None:
+        self.rig.look(text, namespace, limit % (len(text) + 1))
+
+    @rule(slots=_any)
+    def evict(self, slots: int) -> None:
+        self.rig.evict(slots % (self.rig.total // 2))
+
+    @rule()
+    def reset(self) -> None:
+        self.rig.reset()
+
+    @invariant()
+    def sound(self) -> None:
+        self.rig.audit()
+
+    def teardown(self) -> None:
+        for holder in self.holders:
+            self.rig.abort(holder)
+        self.rig.reset()
+        assert self.rig.free == self.rig.total, "slots were lost"
