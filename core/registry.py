@@ -28,7 +28,7 @@ KINDS = (
 AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("torch",)}
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
-    **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor"},
+    **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api"},
 }
 _OURS = "phloem"
 
@@ -98,19 +98,18 @@ class Registry:
 
         Raises PluginError saying why it cannot be used and what to do. Called once per named plugin and process.
         """
+        loaded: type[Any] = self.resolve(kind, use)
+        _check_contract(kind, f"{kind} plugin '{use}'", loaded)
+        return loaded
+
+    def resolve(self, kind: str, use: str) -> Any:
+        """What `load` returns, not held to the contract of a kind: commands are such objects."""
         label = f"{kind} plugin '{use}'"
         if ".py:" in use or use.endswith(".py"):
-            cls = _from_file(label, use)
-        elif ":" in use:
-            module, _, attribute = use.partition(":")
-            cls = _attribute(label, _import(label, module, None), attribute)
-        else:
-            found = self.find(kind, use)
-            module, _, attribute = found.target.partition(":")
-            cls = _attribute(label, _import(label, module, found), attribute)
-        _check_contract(kind, label, cls)
-        loaded: type[Any] = cls
-        return loaded
+            return _from_file(label, use)
+        found = None if ":" in use else self.find(kind, use)
+        module, _, attribute = (found.target if found else use).partition(":")
+        return _attribute(label, _import(label, module, found), attribute)
 
     def resolve_auto(self, kind: str, path: str) -> type[Any]:
         """The plugin that `use: auto` means for the model at `path`; PluginError lists why each one declined."""
@@ -172,9 +171,9 @@ def _import(label: str, module: str, found: Found | None) -> ModuleType:
 
 
 def _attribute(label: str, module: ModuleType, attribute: str) -> Any:
-    cls = getattr(module, attribute, None) if attribute else None
-    if isinstance(cls, type):
-        return cls
+    value = getattr(module, attribute, None) if attribute else None
+    if value is not None:
+        return value
     classes = [n for n, c in vars(module).items() if isinstance(c, type) and hasattr(c, "api")]
     wanted = f"has no class '{attribute}'" if attribute else "needs a class: file.py:Class"
     raise PluginError(f"{label}: {module.__name__} {wanted} {did_you_mean(attribute, classes)}")
@@ -210,11 +209,13 @@ def extra_of(found: Found, module: str = "") -> str | None:
     return None
 
 
-def _check_contract(kind: str, label: str, cls: type[Any]) -> None:
+def _check_contract(kind: str, label: str, cls: Any) -> None:
     from pydantic import BaseModel
 
     from . import interfaces
 
+    if not isinstance(cls, type):
+        raise PluginError(f"{label} is not a class")
     spoken = getattr(cls, "api", None)
     if spoken != interfaces.API:
         raise PluginError(
