@@ -7,9 +7,10 @@ from pathlib import Path
 from phloem.errors import ModelError
 
 from .folder import FolderSource
+from .gguf import GgufSource
 from .types import ModelSource
 
-__all__ = ["FolderSource", "ModelSource", "open_source", "resolve"]
+__all__ = ["FolderSource", "GgufSource", "ModelSource", "open_source", "resolve"]
 
 
 def open_source(path: str, *, progress: bool = False) -> ModelSource:
@@ -20,6 +21,8 @@ def open_source(path: str, *, progress: bool = False) -> ModelSource:
     where = Path(path)
     if where.is_dir():
         return FolderSource(where, progress=progress)
+    if where.is_file():
+        return GgufSource(where, progress=progress)
     raise ModelError(f"{path} is neither a folder nor a GGUF file")
 
 
