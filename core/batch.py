@@ -32,6 +32,7 @@ class Segment:
     samples: bool
     draft: Draft | None = None
     prompt_logprobs: bool = False  # logits are wanted at every token of the chunk
+    epoch: int = 0  # request.retractions at planning; a retraction since then makes the results void
 
     @property
     def rows(self) -> int:
@@ -44,14 +45,20 @@ class Plan:
     """The segments of one step, in the order they lie in the batch."""
 
     segments: list[Segment] = field(default_factory=list)
+    rows: int = 0  # query tokens of the step
 
     def __bool__(self) -> bool:
         return bool(self.segments)
 
-    @property
-    def rows(self) -> int:
-        """Query tokens of the step."""
-        return sum(segment.rows for segment in self.segments)
+    def add(self, segment: Segment) -> None:
+        """Append a segment."""
+        self.segments.append(segment)
+        self.rows += segment.rows
+
+    def remove(self, request: Request) -> None:
+        """Take a request out again."""
+        self.segments = [segment for segment in self.segments if segment.request is not request]
+        self.rows = sum(segment.rows for segment in self.segments)
 
 
 @dataclass(slots=True)

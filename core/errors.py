@@ -1,20 +1,21 @@
 """Every error a user can meet; anything else that escapes is a bug.
 
-    PhloemError
-    ├── ConfigError          the YAML, environment or command line is wrong (all problems at once)
-    ├── PluginError          a named plugin is unknown, cannot load, or broke its contract
-    ├── ModelError           a model cannot be found, read or served exactly
-    ├── RequestError         one request is refused (HTTP 400); `param` names the culprit
-    │   └── ContextError     prompt plus max_tokens can never fit
-    ├── QueueFullError       too many requests wait (HTTP 429)
-    ├── AbortedError         the request was cancelled by its owner
-    ├── StepError            the step that carried the request failed (HTTP 500); others go on
-    └── EngineDeadError      the model process is gone or restarting (HTTP 503)
+PhloemError
+├── ConfigError          the YAML, environment or command line is wrong (all problems at once)
+├── PluginError          a named plugin is unknown, cannot load, or broke its contract
+├── ModelError           a model cannot be found, read or served exactly
+├── RequestError         one request is refused (HTTP 400); `param` names the culprit
+│   └── ContextError     prompt plus max_tokens can never fit
+├── QueueFullError       too many requests wait (HTTP 429)
+├── AbortedError         the request was cancelled by its owner
+├── StepError            the step that carried the request failed (HTTP 500); others go on
+└── EngineDeadError      the model process is gone or restarting (HTTP 503)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class PhloemError(Exception):
@@ -22,6 +23,7 @@ class PhloemError(Exception):
 
     status = 500
     kind = "internal_error"
+    code: str | None = None  # OpenAI's machine-readable detail, e.g. "model_not_found"
 
     def __init__(self, message: str, *, hint: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -31,6 +33,11 @@ class PhloemError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def body(self) -> dict[str, Any]:
+        """The error as HTTP clients see it: OpenAI's shape."""
+        message = f"{self.message} ({self.hint})" if self.hint else self.message
+        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 class ConfigError(PhloemError):
@@ -64,6 +71,10 @@ class RequestError(PhloemError):
 
 class ContextError(RequestError):
     """Prompt plus requested output exceeds the context or the KV pool; the message has the arithmetic."""
+
+    kind = "context_length_exceeded"
+
+    code = "context_length_exceeded"
 
 
 class QueueFullError(PhloemError):

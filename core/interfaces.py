@@ -25,6 +25,7 @@ from .request import Namespace, Request
 
 if TYPE_CHECKING:
     import torch
+    from fastapi import APIRouter
 
     from .tokenizer import Tokenizer
 
@@ -181,6 +182,8 @@ class Policy(Protocol):
 
     Capability `matched`: the policy reads `request.matched`, which the scheduler then keeps fresh.
     """
+
+    capabilities: frozenset[str]
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         """The waiting requests, best first: a permutation. Called once per step in which something may start."""
@@ -395,10 +398,16 @@ class Service(Protocol):
         ...
 
 
+class Api(Protocol):
+    """Kind `api`. A set of HTTP routes on top of a Service. The server owns authentication, limits and errors."""
+
+    def router(self, service: Service) -> APIRouter:
+        """The routes. Called once, before the model is loaded: read `service.info` and `.tokenizer` in a request."""
+        ...
+
+
 # --- kind "observer" ---------------------------------------------------------------------------------------------
 
 
 class Observer(Protocol):
     """Kind `observer`. Any subset of the hooks in `phloem.hooks`, marked with `hookimpl`."""
-
-

@@ -20,6 +20,7 @@ class GenerateCall(msgspec.Struct, kw_only=True):
     salt: str | None = None  # namespace of the cache; calls with different salts never share state
     adapter: str | None = None
     routing_key: str | None = None
+    stream: bool = True  # False: one event per choice, at its end
     arrival_s: float = 0.0  # time.monotonic() at submission; 0: filled in by the loop
 
 
@@ -65,3 +66,4 @@ class ErrorInfo(msgspec.Struct, kw_only=True):
     status: int
     hint: str | None = None
     param: str | None = None
+    code: str | None = None

@@ -71,10 +71,18 @@ class KVStore:
         import torch
 
         self.group_of = tuple(group_of)  # layer -> index into Batch.groups
-        # zeros, not empty: a padded gather may read a slot nobody wrote, and 0 * NaN would poison the result
+
+        def zeros(slots: int, heads: int, dim: int) -> torch.Tensor:
+            # Zeros, not empty: a padded gather may read a slot nobody wrote, and 0 * NaN would poison the result.
+            # On CPU through numpy, whose zeros are mapped lazily: a large pool costs no start-up time.
+            if device.type != "cpu":
+                return torch.zeros(slots, heads, dim, dtype=dtype, device=device)
+            raw = np.zeros(slots * heads * dim * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(raw).view(dtype).view(slots, heads, dim)
+
         sizes = [(slots[g], layer) for g, layer in zip(group_of, spec.layers, strict=True)]
-        self.keys = [torch.zeros(n, s.kv_heads, s.k_dim, dtype=dtype, device=device) for n, s in sizes]
-        self.values = [torch.zeros(n, s.kv_heads, s.v_dim, dtype=dtype, device=device) for n, s in sizes]
+        self.keys = [zeros(n, s.kv_heads, s.k_dim) for n, s in sizes]
+        self.values = [zeros(n, s.kv_heads, s.v_dim) for n, s in sizes]
         self.moved_bytes = 0
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -82,25 +90,26 @@ class KVStore:
         self.keys[layer].index_copy_(0, slots, k)
         self.values[layer].index_copy_(0, slots, v)
 
-    def move(self, source: IntArray, target: IntArray) -> None:
-        """Copy slots `source` to `target` in every layer: only for draft branches at page sizes above 1."""
+    def move(self, source: IntArray, target: IntArray, group: int) -> None:
+        """Copy slots `source` to `target` in a group's layers: only for draft branches at page sizes above 1."""
         import torch
 
         src, dst = torch.from_numpy(source.astype(np.int64)), torch.from_numpy(target.astype(np.int64))
-        for tensor in (*self.keys, *self.values):
-            rows = tensor[src]
-            tensor[dst] = rows
-            self.moved_bytes += rows.numel() * rows.element_size()
+        for layer, of in enumerate(self.group_of):
+            for tensor in (self.keys[layer], self.values[layer]) if of == group else ():
+                rows = tensor[src.to(tensor.device)]
+                tensor[dst.to(tensor.device)] = rows
+                self.moved_bytes += rows.numel() * rows.element_size()
 
 
 class SlotTable:
-    """[rows, context] map from a running request's row and token index to its slot, one per state group.
+    """Map from a running request's row and token index to its slot: `slots[g]` is [rows, context] for group g.
 
     Batch building reads it with one vectorised gather instead of walking requests.
     """
 
-    def __init__(self, rows: int, context: int) -> None:
-        self.slots = np.zeros((rows, context), dtype=np.int32)
+    def __init__(self, groups: int, rows: int, context: int) -> None:
+        self.slots = [np.zeros((rows, context), dtype=np.int32) for _ in range(groups)]
         self._free = list(range(rows))[::-1]
 
     @property
@@ -114,5 +123,4 @@ class SlotTable:
 
     def give(self, row: int) -> None:
         """Return a row."""
-        assert row not in self._free, "row returned twice"
         self._free.append(row)

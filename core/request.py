@@ -52,6 +52,7 @@ class Request:
         "future",
         "id",
         "in_flight",
+        "last_token_s",
         "lease",
         "limit",
         "logprobs",
@@ -62,6 +63,8 @@ class Request:
         "params",
         "prompt_len",
         "prompt_logprobs",
+        "prompt_logprobs_done",
+        "reported",
         "retractions",
         "row",
         "seed",
@@ -99,16 +102,19 @@ class Request:
         self.deferred = 0  # steps spent waiting for another request's prefix
         self.retractions = 0
         self.cached_tokens: int | None = None
-        self.first_token_s = 0.0
+        self.first_token_s = 0.0  # time.monotonic() of the first and the newest output token
+        self.last_token_s = 0.0
         # decoding
         self.matcher: Matcher | None = None
         self.drafters_off: set[str] = set()
         self.text: TextStream | None = None
         self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.prompt_logprobs_done = False
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: Exception | None = None
+        self.reported = 0  # output tokens the caller has been told of
 
     def __repr__(self) -> str:
         return f"<Request {self.id} {self.state.value} {self.computed}/{len(self.tokens)} of {self.limit}>"

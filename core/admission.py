@@ -1,0 +1,118 @@
+"""The door: checks a call against what this engine can honour, and turns it into requests, one per choice."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from .errors import ContextError, RequestError
+from .interfaces import Grammar, LogitsProcessor, Matcher
+from .messages import GenerateCall
+from .model_spec import ModelSpec
+from .request import Request
+from .text import TextStream
+from .tokenizer import Tokenizer
+
+
+class Admission:
+    """Refuses at arrival what can never be served, with the parameter's name; used on the loop's thread."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+        *,
+        max_total_tokens: int,
+        why_max: str,
+        policy: tuple[str, frozenset[str]],
+        grammar: Grammar | None,
+        processors: Mapping[str, LogitsProcessor],
+        seed: int | None,
+    ) -> None:
+        self.spec, self.tokenizer = spec, tokenizer
+        self.max_total_tokens, self.why_max = max_total_tokens, why_max
+        self.policy_name, self.policy_capabilities = policy
+        self.grammar, self.processors = grammar, processors
+        self._seed = seed  # makes unseeded calls reproducible, one after another
+        self._arrivals = 0
+
+    def requests(self, call: GenerateCall) -> list[Request]:
+        """The call's choices, ready to queue. Raises RequestError."""
+        self._check_prompt(call)
+        self._check_features(call)
+        params = call.params
+        asked = self.max_total_tokens if params.max_tokens is None else len(call.prompt) + params.max_tokens
+        matcher = self._matcher(call)
+        seed = params.seed if params.seed is not None else self._draw_seed()
+        stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(self.spec.eos_token_ids)
+        )
+        made = []
+        for choice in range(params.n):
+            self._arrivals += 1
+            request = Request(call, choice, seed=seed, limit=asked, arrival=self._arrivals)
+            request.text = TextStream(self.tokenizer, params)
+            request.stop_ids = stop_ids
+            request.matcher = matcher if choice == 0 or matcher is None else matcher.fork()
+            if params.prompt_logprobs is not None:
+                request.prompt_logprobs = [None]
+            made.append(request)
+        return made
+
+    def _draw_seed(self) -> int:
+        if self._seed is None:
+            return secrets.randbits(63)
+        return (self._seed * 0x9E3779B97F4A7C15 + self._arrivals) & (2**63 - 1)
+
+    def _check_prompt(self, call: GenerateCall) -> None:
+        if not call.prompt:
+            raise RequestError("the prompt is empty", hint="give at least one token", param="prompt")
+        low, high = min(call.prompt), max(call.prompt)
+        if low < 0 or high >= self.spec.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(f"token {bad} is outside the vocabulary of {self.spec.vocab_size}", param="prompt")
+        length, most = len(call.prompt), self.max_total_tokens
+        want = call.params.max_tokens
+        if length + (want or 1) > most:
+            asked = "at least 1 of output" if want is None else f"max_tokens {want}"
+            raise ContextError(
+                f"prompt of {length} tokens + {asked} = {length + (want or 1)} exceeds the limit of {most} tokens "
+                f"({self.why_max})",
+                hint="shorten the prompt or lower max_tokens",
+                param="prompt" if length + 1 > most else "max_tokens",
+            )
+
+    def _check_features(self, call: GenerateCall) -> None:
+        params = call.params
+        if call.adapter is not None and "adapters" not in self.spec.capabilities:
+            raise RequestError(f"adapter {call.adapter!r} is not available: this model has none", param="adapter")
+        if call.priority != 0 and "priority" not in self.policy_capabilities:
+            raise RequestError(
+                f"priority {call.priority} cannot be honoured: schedule policy {self.policy_name!r} ignores it",
+                hint="choose a schedule policy that reads priorities, or leave priority at 0",
+                param="priority",
+            )
+        for token in (*(params.logit_bias or ()), *params.stop_token_ids):
+            if token >= self.spec.vocab_size:
+                where = "stop_token_ids" if token in params.stop_token_ids else "logit_bias"
+                raise RequestError(f"token {token} is outside the vocabulary of {self.spec.vocab_size}", param=where)
+        for name, arguments in (params.logits_processors or {}).items():
+            if name not in self.processors:
+                known = ", ".join(self.processors) or "none; add it under `samplers:`"
+                raise RequestError(
+                    f"unknown logits processor {name!r} (configured: {known})", param="logits_processors"
+                )
+            self.processors[name].validate(arguments)
+
+    def _matcher(self, call: GenerateCall) -> Matcher | None:
+        if not call.params.constrained:
+            return None
+        if self.grammar is None:
+            names = ("json_schema", "regex", "grammar", "choices")
+            given = next(name for name in names if getattr(call.params, name) is not None)
+            raise RequestError(
+                f"{given} cannot be honoured: this engine runs without a grammar backend",
+                hint="configure one: `grammar: {use: ...}`",
+                param=given,
+            )
+        return self.grammar.compile(call.params)

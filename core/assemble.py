@@ -1,0 +1,124 @@
+"""Builds an engine's parts from its config: model first, then memory, cache, policy, drafters, sampler, observers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from .admission import Admission
+from .config import Config
+from .config_sections import AttentionPair
+from .drafting import Drafting
+from .errors import ConfigError
+from .executor import Executor, SplitAttention
+from .hooks import ObserverSet
+from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
+from .ledger import Ledger
+from .loop import EngineCore, Parts
+from .memory import MemoryPlan, plan_memory
+from .pool import KVStore, SlotPool
+from .registry import build
+from .request import Request
+from .sampler import Sampler
+from .scheduler import Limits, Scheduler
+from .tokenizer import Tokenizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_core(config: Config) -> EngineCore:
+    """A ready engine. Raises ConfigError, PluginError or ModelError. Loads weights, so it may take seconds."""
+    device = _device(config)
+    context = PluginContext("model", config.model.use, device=str(device), dtype=config.model.dtype)
+    context.extras["path"] = config.model.path
+    model: Model = build("model", config.model, context)
+    tokenizer = Tokenizer(model.tokenizer)
+    base = {"model": model.spec, "tokenizer": tokenizer, "device": str(device), "page_size": config.cache.page_size}
+
+    def make(kind: str, section: Any, **more: Any) -> Any:
+        return build(kind, section, PluginContext(kind, getattr(section, "use", str(section)), **base, **more))
+
+    cache_class = config.cache.plugin
+    groups: tuple[PoolGroup, ...] = cache_class.groups(model.spec)
+    memory = plan_memory(config, model.spec, groups, _DTYPES[model.spec.dtype].itemsize, device)
+    pools = tuple(SlotPool(memory.tokens // config.cache.page_size, config.cache.page_size) for _ in groups)
+    eviction = make("eviction", config.cache.eviction)
+    cache = make("cache", config.cache, pools=pools, extras={"eviction": eviction})
+    group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(model.spec.layers))]
+    kv = KVStore(model.spec, [memory.tokens] * len(groups), group_of, _DTYPES[model.spec.dtype], device)
+    rows, limit = config.schedule.max_running, memory.max_total_tokens
+    ledger = Ledger(cache, pools, kv, rows=rows, context=limit, shares="sharing" in cache.capabilities)
+
+    drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
+    processors = {section.use: make("sampler", section) for section in config.samplers}
+    policy = make("schedule", config.schedule)
+
+    def host_bound(request: Request) -> bool:
+        params = request.params
+        needs_text = params.penalised or bool(params.logits_processors) or request.matcher is not None
+        return needs_text or drafting.active(request)
+
+    limits = Limits(config.schedule.max_tokens_per_step, config.schedule.chunk, rows, config.schedule.max_waiting)
+    scheduler = Scheduler(ledger, policy, limits, drafting.propose, host_bound, config.engine.draft_tokens)
+    sampler = Sampler(model.spec.vocab_size, processors)
+    ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
+    attention = _attention(config, make)
+    executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead=ahead)
+    admission = Admission(
+        model.spec,
+        tokenizer,
+        max_total_tokens=limit,
+        why_max=memory.why_max,
+        policy=(config.schedule.use, policy.capabilities),
+        grammar=make("grammar", config.grammar),
+        processors=processors,
+        seed=config.engine.seed,
+    )
+    info = ServiceInfo(config.model.name or model.spec.name, model.path, model.spec, limit, time.time())
+    observers = ObserverSet.from_observers([(section.use, make("observer", section)) for section in config.observers])
+    chosen = _chosen(config)
+    parts = Parts(
+        admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, memory.text, chosen,
+        config.engine.check,
+    )  # fmt: skip
+    return EngineCore(parts)
+
+
+def _device(config: Config) -> torch.device:
+    wanted = config.engine.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"engine.device: {wanted!r} cannot be used: {str(error).splitlines()[0]}",
+            hint="say cpu, or install a torch build for this device",
+        ) from error
+    if device.type == "cpu":
+        auto = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(auto if config.engine.threads == "auto" else config.engine.threads)
+    return device
+
+
+def _attention(config: Config, make: Any) -> Attention:
+    section = config.attention
+    if isinstance(section, AttentionPair):
+        return SplitAttention(make("attention", section.prefill), make("attention", section.decode))
+    made: Attention = make("attention", section)
+    return made
+
+
+def _chosen(config: Config) -> dict[str, str]:
+    """The plugins in use, by config section, for the banner."""
+    single = {"model": config.model.use, "cache": config.cache.use, "schedule": config.schedule.use}
+    single["grammar"] = config.grammar.use
+    lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
+    return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
+
+
+__all__ = ["MemoryPlan", "build_core"]

@@ -1,0 +1,245 @@
+"""The library's door: `Engine` runs the loop on a thread of this process and speaks sync, async and streaming."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from .config import Config, load_config
+from .errors import EngineDeadError, RequestError
+from .messages import Event, GenerateCall
+from .params import SamplingParams
+from .results import Collector, Output, Result
+from .service import LocalService, Sink
+from .tokenizer import Tokenizer
+from .writer import error_info
+
+if TYPE_CHECKING:
+    from .loop import EngineCore
+
+Prompt = str | list[int]
+T = TypeVar("T")
+
+
+class Engine:
+    """A model that generates. Sections of the YAML are keyword arguments: `Engine("smollm2-135m", cache={...})`.
+
+    `model` is a known name, a folder, a GGUF file or a hub id. Thread-safe. Use it as a context
+    manager, or call `close()`.
+    """
+
+    def __init__(self, model: str | None = None, /, **sections: Any) -> None:
+        if model is not None:
+            given = sections.get("model", {})
+            sections["model"] = {**({"use": given} if isinstance(given, str) else given), "path": model}
+        self._start(load_config(sections=sections))
+
+    @classmethod
+    def from_yaml(cls, path: str, *, sets: Sequence[str] = ()) -> Engine:
+        """An engine from a YAML file; `sets` are overrides such as "cache.page_size=16"."""
+        engine = cls.__new__(cls)
+        engine._start(load_config(path, sets=sets))
+        return engine
+
+    def _start(self, config: Config) -> None:
+        from .assemble import build_core  # torch comes with it; `import phloem` must stay cheap
+
+        self.config = config
+        self.core: EngineCore = build_core(config)
+        self._tokenizer = Tokenizer(self.core.tokenizer_data)
+        self._sinks: dict[str, Sink] = {}
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._prefix = uuid.uuid4().hex[:8]
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="phloem-loop", daemon=True)
+        self._thread.start()
+
+    # --- life
+
+    def _serve(self) -> None:
+        try:
+            self.core.run(self._emit)
+        finally:
+            with self._lock:
+                self._closed = True
+                left, self._sinks = self._sinks, {}
+            gone = error_info(EngineDeadError("the engine is closed"))
+            for call_id, sink in left.items():
+                sink(Event(call_id=call_id, finish_reason="error", error=gone))
+
+    def _emit(self, events: list[Event]) -> None:
+        for event in events:
+            sink = self._sinks.get(event.call_id)
+            if sink is not None:
+                sink(event)
+
+    def close(self) -> None:
+        """Abort what runs and stop the loop. Idempotent."""
+        self.core.stop()
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- generation
+
+    @overload
+    def generate(self, prompt: str | list[int], params: SamplingParams | None = None, **call: Any) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: list[str] | list[list[int]], params: SamplingParams | None = None, **call: Any
+    ) -> list[Result]: ...
+    def generate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
+        """Continue a prompt (text or token ids), or each of a list of them, all submitted at once.
+
+        `call` takes salt, adapter, priority and routing_key. Raises RequestError and others of phloem.errors; in a
+        list, the first error ends the call and aborts the rest.
+        """
+        prompts, single = _as_list(prompt)
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        calls = [self._call(p, params, stream=False, **call) for p in prompts]
+        collectors = {c.call_id: Collector(c.prompt, c.params.n) for c in calls}
+        try:
+            for made in calls:
+                self._open(made, inbox.put)
+            while not all(collector.done for collector in collectors.values()):
+                event = inbox.get()
+                collectors[event.call_id].add(event)
+        finally:
+            for call_id, collector in collectors.items():
+                self._close_call(call_id, abort=not collector.done)
+        results = [collector.result for collector in collectors.values()]
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> Iterator[Result]:
+        """Yield deltas as they come: in each Result only what is new. Leaving the loop early aborts the call."""
+        made = self._call(prompt, params, stream=True, **call)
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        collector = Collector(made.prompt, made.params.n)
+        try:
+            self._open(made, inbox.put)
+            while not collector.done:
+                event = inbox.get()
+                collector.add(event)
+                yield _delta(event, collector)
+        finally:
+            self._close_call(made.call_id, abort=not collector.done)
+
+    async def agenerate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
+        """`generate` for asyncio. Cancelling it aborts the calls."""
+        prompts, single = _as_list(prompt)
+
+        async def one(item: Prompt) -> Result:
+            made = self._call(item, params, stream=False, **call)
+            collector = Collector(made.prompt, made.params.n)
+            async for event in self.service().submit(made):
+                collector.add(event)
+            return collector.result
+
+        tasks = [asyncio.ensure_future(one(item)) for item in prompts]
+        try:
+            results = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return results[0] if single else results
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> AsyncIterator[Result]:
+        """`stream` for asyncio."""
+        made = self._call(prompt, params, stream=True, **call)
+        collector = Collector(made.prompt, made.params.n)
+        async for event in self.service().submit(made):
+            collector.add(event)
+            yield _delta(event, collector)
+
+    # --- for API plugins
+
+    def service(self) -> LocalService:
+        """This engine behind core's program interface."""
+        return LocalService(self.core, self._tokenizer, self._open, self._close_call)
+
+    # --- inspection
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters since the start, and slot usage per state group (docs/library.md)."""
+        return self._invoke(lambda core: core.stats())
+
+    def check(self) -> None:
+        """Verify that every KV slot has exactly one owner. Raises AssertionError."""
+        self._invoke(lambda core: core.check())
+
+    def flush_cache(self) -> None:
+        """Drop cached state that no request uses."""
+        self._invoke(lambda core: core.flush_cache())
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def model_path(self) -> str:
+        """The folder or file that was loaded."""
+        return self.core.info.model_path
+
+    # --- helpers
+
+    def _invoke(self, function: Callable[[EngineCore], T]) -> T:
+        if self._closed:
+            raise EngineDeadError("the engine is closed")
+        return self.core.invoke(function).result()
+
+    def _call(self, prompt: Prompt, params: SamplingParams | None, *, stream: bool, **call: Any) -> GenerateCall:
+        unknown = set(call) - {"salt", "adapter", "priority", "routing_key"}
+        if unknown:
+            raise RequestError(f"unknown argument {sorted(unknown)[0]!r}", param=sorted(unknown)[0])
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        call_id = f"{self._prefix}-{next(self._ids)}"
+        return GenerateCall(call_id=call_id, prompt=ids, params=params or SamplingParams(), stream=stream, **call)
+
+    def _open(self, call: GenerateCall, sink: Sink) -> None:
+        with self._lock:
+            if self._closed:
+                raise EngineDeadError("the engine is closed")
+            self._sinks[call.call_id] = sink
+        self.core.submit(call)
+
+    def _close_call(self, call_id: str, *, abort: bool) -> None:
+        """Stop listening to a call; `abort` it if it is not done."""
+        self._sinks.pop(call_id, None)
+        if abort:
+            self.core.abort(call_id)
+
+
+def _as_list(prompt: Any) -> tuple[list[Prompt], bool]:
+    """A list of prompts, and whether the caller gave a single one."""
+    if isinstance(prompt, str):
+        return [prompt], True
+    if not isinstance(prompt, (list, tuple)):
+        raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}", param="prompt")
+    items = list(prompt)
+    if not items:
+        raise RequestError("the prompt is empty", hint="give at least one token or one prompt", param="prompt")
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return [items], True
+    for item in items:
+        ids = isinstance(item, (list, tuple)) and all(isinstance(t, int) for t in item)
+        if not isinstance(item, str) and not ids:
+            raise RequestError("a list of prompts holds strings or lists of token ids", param="prompt")
+    return items, False
+
+
+def _delta(event: Event, collector: Collector) -> Result:
+    """What one event adds, as a Result of the one choice that moved; `usage` is the call's so far."""
+    moved = Output(event.index)
+    moved.add(event)
+    return Result([moved], [], event.prompt_logprobs, collector.result.usage)

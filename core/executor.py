@@ -1,0 +1,157 @@
+"""Runs one step's tensors: model, attention, output head, sampler; ahead of the host where asked (design §3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from .batch import Batch, Plan, Segment
+from .inputs import build, future_rows, prompt_rows
+from .interfaces import Attention, AttentionStep, Model
+from .messages import TokenLogprob
+from .pool import KVStore, SlotTable
+from .sampler import Outcome, Pending, Sampler, prompt_logprobs
+
+# Prompt scoring runs the output head over whole chunks: in blocks, so that [rows, vocab] floats stay small.
+HEAD_BLOCK_ROWS = 256
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step on its way. `outcomes` waits for it."""
+
+    plan: Plan
+    pending: Future[Pending]
+    prompt_scores: Future[dict[int, list[TokenLogprob]]]
+    build_s: float = 0.0
+    spans: dict[str, float] = field(default_factory=dict)  # seconds of "forward" and "sample"
+
+    def outcomes(self) -> list[Outcome]:
+        """One outcome per sampling segment, in plan order. Raises whatever the step raised."""
+        return self.pending.result().outcomes()
+
+
+class SplitAttention:
+    """`attention: {prefill: A, decode: B}`: B for steps of single tokens, A for all others."""
+
+    def __init__(self, prefill: Attention, decode: Attention) -> None:
+        self._prefill, self._decode = prefill, decode
+
+    def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
+        """Choose by the shape of the step."""
+        chosen = self._decode if max(batch.q_lens) == 1 else self._prefill
+        return chosen.prepare(batch, kv)
+
+
+class Executor:
+    """Owns the device side of the loop. With `ahead`, work runs on a thread (a stream, on a GPU) in launch order."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: Attention,
+        kv: KVStore,
+        table: SlotTable,
+        sampler: Sampler,
+        device: torch.device,
+        *,
+        ahead: bool,
+    ) -> None:
+        self.model, self.attention, self.kv, self.table, self.sampler = model, attention, kv, table, sampler
+        self.device = device
+        rows = table.slots[0].shape[0]
+        self._last = torch.zeros(rows, dtype=torch.int64, device=device)  # each row's newest sampled token
+        self._worker = ThreadPoolExecutor(1, "phloem-step") if ahead else None
+
+    @property
+    def ahead(self) -> bool:
+        """Steps are launched before the one before is committed."""
+        return self._worker is not None
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        if self._worker:
+            self._worker.shutdown()
+
+    def launch(self, plan: Plan, masks: Callable[[], torch.Tensor | None]) -> Launched:
+        """Start a step. `masks` is called on the caller's thread once the model's work is under way."""
+        begin = time.perf_counter()
+        batch = build(plan, self.table, self.device)
+        future = future_rows(plan)
+        build_s = time.perf_counter() - begin
+        spans: dict[str, float] = {}
+        hidden = self._submit(lambda: self._timed(spans, "forward", lambda: self._forward(batch, future)))
+        mask = _settled(masks)
+        pending = self._submit(
+            lambda: self._timed(spans, "sample", lambda: self._sample(plan, hidden.result(), mask.result()))
+        )
+        scores = self._submit(lambda: self._score_prompts(plan, hidden.result()))
+        return Launched(plan, pending, scores, build_s, spans)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._worker.submit(work) if self._worker else _settled(work)
+
+    @staticmethod
+    def _timed(spans: dict[str, float], name: str, work: Callable[[], T]) -> T:
+        begin = time.perf_counter()
+        result = work()
+        spans[name] = time.perf_counter() - begin
+        return result
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch, future: tuple[list[int], list[int]]) -> torch.Tensor:
+        where, rows = future
+        if where:
+            batch.tokens[where] = self._last[rows]
+        hidden = self.model.forward(batch, self.attention.prepare(batch, self.kv))
+        return hidden.index_select(0, batch.logits_rows)
+
+    @torch.inference_mode()
+    def _sample(self, plan: Plan, hidden: torch.Tensor, masks: torch.Tensor | None) -> Pending:
+        segments = [segment for segment in plan.segments if segment.samples]
+        rows = [1 + (len(segment.draft) if segment.draft else 0) for segment in segments]
+        logits = self.model.logits(hidden[: sum(rows)]) if segments else hidden.new_zeros(0, self.model.spec.vocab_size)
+        pending = self.sampler.start(logits, segments, masks)
+        if segments:
+            roots = torch.tensor(rows).cumsum(0) - torch.tensor(rows)
+            where = torch.tensor([segment.request.row for segment in segments], device=self.device)
+            self._last[where] = pending.tokens[roots.to(self.device)]
+        return pending
+
+    @torch.inference_mode()
+    def _score_prompts(self, plan: Plan, hidden: torch.Tensor) -> dict[int, list[TokenLogprob]]:
+        """Logprobs of prompt tokens, by segment index: of the successors of the chunk's tokens."""
+        wanted = [(i, segment) for i, segment in enumerate(plan.segments) if segment.prompt_logprobs]
+        at = hidden.shape[0] - sum(prompt_rows(segment) for _, segment in wanted)
+        scores: dict[int, list[TokenLogprob]] = {}
+        for i, segment in wanted:
+            count = prompt_rows(segment)
+            scores[i] = self._score_chunk(segment, hidden[at : at + count])
+            at += count
+        return scores
+
+    def _score_chunk(self, segment: Segment, hidden: torch.Tensor) -> list[TokenLogprob]:
+        top = segment.request.params.prompt_logprobs or 0
+        scored: list[TokenLogprob] = []
+        for block in hidden.split(HEAD_BLOCK_ROWS):
+            first = segment.start + 1 + len(scored)
+            tokens = segment.request.tokens[first : first + len(block)].tolist()
+            scored += prompt_logprobs(self.model.logits(block), tokens, top) if tokens else []
+        return scored
+
+
+def _settled(work: Callable[[], T]) -> Future[T]:
+    """Run `work` now; what it raises surfaces where the result is asked for, as from a thread."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(work())
+    except Exception as error:
+        done.set_exception(error)
+    return done

@@ -1,0 +1,165 @@
+"""Who holds which slot: moves ownership between the free list, running requests and the cache, and can prove it.
+
+A request's row of the slot table, tokens left to right:
+
+    0 ................ lease.length ............... computed ............ capacity
+    |  the cache's, locked by the lease  |  the request's, written  |  the request's, not yet written  |
+
+All lengths on the left of `capacity` may be ragged; `lease.length` and `capacity` are whole pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .interfaces import Cache
+from .pool import KVStore, SlotPool, SlotTable
+from .request import Request
+
+
+class Ledger:
+    """All slot bookkeeping of the engine. Used by the scheduler, on the loop's thread."""
+
+    def __init__(
+        self, cache: Cache, pools: Sequence[SlotPool], kv: KVStore, *, rows: int, context: int, shares: bool
+    ) -> None:
+        self.cache = cache
+        self.pools = tuple(pools)
+        self.kv = kv
+        self.shares = shares  # the cache promises that a published prefix can be matched
+        self.page_size = pools[0].page_size
+        self.capacity_limit = min(pool.total for pool in pools)
+        self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
+        self.evicted = 0
+
+    def _pages(self, tokens: int) -> int:
+        """Tokens rounded up to whole pages."""
+        return -(-tokens // self.page_size) * self.page_size
+
+    @property
+    def available(self) -> int:
+        """Slots that can be had without touching a running request, in the scarcest group."""
+        counts = self.cache.counts()
+        return min(pool.free + count.evictable for pool, count in zip(self.pools, counts, strict=True))
+
+    def match_limit(self, request: Request) -> int:
+        """Most tokens a match may cover: the last one is always run; none while prompt logprobs are owed."""
+        owes_logprobs = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
+        return 0 if owes_logprobs else len(request.tokens) - 1
+
+    def peek(self, request: Request) -> int:
+        """Refresh `request.matched`, walking the tree only if it changed since the last look."""
+        if request.matched_version != self.cache.version:
+            request.matched = self.cache.peek(request.tokens, self.match_limit(request), request.namespace)
+            request.matched_version = self.cache.version
+        return request.matched
+
+    def admit(self, request: Request) -> None:
+        """Give a waiting request a row and a lease on its longest cached prefix. Needs a free row."""
+        match = self.cache.match(request.tokens, self.match_limit(request), request.namespace)
+        lease = self.cache.lease(match)
+        request.row = self.table.take()
+        request.lease = lease
+        request.computed = request.capacity = lease.length
+        for table, slots in zip(self.table.slots, self.cache.slots(lease), strict=True):
+            table[request.row, : lease.length] = slots
+
+    def extend(self, request: Request, tokens: int) -> bool:
+        """Make room for the KV of tokens[:tokens], evicting if needed; False (nothing changed) if there is none."""
+        need = self._pages(tokens) - request.capacity
+        if need <= 0:
+            return True
+        for group, pool in enumerate(self.pools):
+            if pool.free < need:
+                self.evicted += self.cache.evict(need - pool.free, group)
+            if pool.free < need:
+                return False
+        for pool, table in zip(self.pools, self.table.slots, strict=True):
+            slots = pool.alloc(need)
+            assert slots is not None
+            table[request.row, request.capacity : request.capacity + need] = slots
+        request.capacity += need
+        return True
+
+    def trim(self, request: Request, tokens: int) -> None:
+        """Return the pages beyond those that tokens[:tokens] need."""
+        assert request.lease is not None
+        keep = max(self._pages(tokens), request.lease.length)
+        if keep < request.capacity:
+            for pool, table in zip(self.pools, self.table.slots, strict=True):
+                pool.release(table[request.row, keep : request.capacity].copy())
+            request.capacity = keep
+
+    def adopt(self, request: Request, base: int, nodes: Sequence[int]) -> None:
+        """Keep the KV of accepted draft nodes, return that of the others.
+
+        Node i's KV lies at row index base + i; the accepted path moves to base, base + 1, ... At page size 1 that is
+        a permutation of slot numbers and no KV moves. With larger pages only nodes off the first path are copied.
+        """
+        moved = [(node, depth) for depth, node in enumerate(nodes) if node != depth]
+        if moved:
+            sources = base + np.array([node for node, _ in moved])
+            targets = base + np.array([depth for _, depth in moved])
+            for group, table in enumerate(self.table.slots):
+                row = table[request.row]
+                if self.page_size == 1:
+                    rest = np.setdiff1d(np.arange(base, request.capacity), base + np.asarray(nodes))
+                    row[base : request.capacity] = row[np.concatenate([base + np.asarray(nodes), rest])]
+                else:
+                    self.kv.move(row[sources], row[targets], group)
+        self.trim(request, base + len(nodes))
+
+    def publish(self, request: Request, length: int) -> None:
+        """Offer the first `length` computed tokens for sharing; the row then names the cache's slots."""
+        lease = request.lease
+        assert lease is not None
+        if length - lease.length < self.page_size:
+            return
+        slots = tuple(table[request.row, :length] for table in self.table.slots)
+        published = self.cache.publish(request.tokens, length, slots, lease, request.namespace)
+        for table, kept in zip(self.table.slots, published.slots, strict=True):
+            table[request.row, lease.length : published.lease.length] = kept
+        request.lease = published.lease
+
+    def release(self, request: Request, *, publish: bool) -> None:
+        """Take everything from a request. `publish` keeps its computed tokens in the cache."""
+        if request.lease is None:
+            return
+        if publish:
+            self.publish(request, min(request.computed, len(request.tokens)))
+        self.trim(request, request.lease.length)
+        self.cache.release(request.lease)
+        self.table.give(request.row)
+        request.lease = None
+        request.row = -1
+        request.computed = request.capacity = 0
+
+    def usage(self, running: Iterable[Request]) -> list[dict[str, int]]:
+        """Per group: total, free, evictable, protected and leased (owned by running requests) slots."""
+        owned = sum(request.capacity - request.lease.length for request in running if request.lease is not None)
+        return [
+            {
+                "total": pool.total,
+                "free": pool.free,
+                "evictable": count.evictable,
+                "protected": count.protected,
+                "leased": owned,
+            }
+            for pool, count in zip(self.pools, self.cache.counts(), strict=True)
+        ]
+
+    def check(self, running: Sequence[Request]) -> None:
+        """Prove conservation: every page of every group has exactly one owner. Raises AssertionError."""
+        self.cache.check()
+        cached = self.cache.owned_pages()
+        for group, (pool, usage) in enumerate(zip(self.pools, self.usage(running), strict=True)):
+            parts = usage["free"] + usage["evictable"] + usage["protected"] + usage["leased"]
+            assert parts == usage["total"], f"group {group}: {usage} does not add up"
+            owners: list[int] = [*pool.free_set(), *cached[group]]
+            for request in running:
+                assert request.lease is not None
+                mine = self.table.slots[group][request.row, request.lease.length : request.capacity]
+                owners += (mine[:: self.page_size] // self.page_size).tolist()
+            assert len(owners) == len(set(owners)) == pool.total // self.page_size, f"group {group}: a page is shared"

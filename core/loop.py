@@ -1,0 +1,309 @@
+"""The event loop: drain the inbox, plan, launch, commit, emit. One thread owns everything in here (design §3)."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .admission import Admission
+from .batch import Plan, Segment, StepStats
+from .drafting import Drafting
+from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
+from .executor import Executor, Launched
+from .hooks import ObserverSet
+from .interfaces import ServiceInfo, TokenizerData
+from .ledger import Ledger
+from .masks import fill_masks
+from .messages import Event, GenerateCall
+from .request import Request, State
+from .sampler import Outcome
+from .scheduler import Scheduler
+from .stats import Counters
+from .writer import error_info, event, write
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Emit = Callable[[list[Event]], None]
+
+
+@dataclass(slots=True)
+class Parts:
+    """What `phloem.assemble` builds from a config; the loop only wires it together."""
+
+    admission: Admission
+    scheduler: Scheduler
+    ledger: Ledger
+    executor: Executor
+    drafting: Drafting
+    observers: ObserverSet
+    info: ServiceInfo
+    tokenizer_data: TokenizerData
+    memory: str  # the memory split with its arithmetic, for the banner
+    plugins: dict[str, str]  # "cache.radix" -> version, for the banner
+    check: bool
+
+
+class EngineCore:
+    """Runs requests. `submit`, `abort`, `invoke` and `stop` may be called from any thread, the rest from the loop's."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.scheduler, self.ledger = parts.scheduler, parts.ledger
+        self.info, self.tokenizer_data = parts.info, parts.tokenizer_data
+        self.counters = Counters()
+        self.progress: tuple[int, float] = (0, time.monotonic())
+        self._calls: dict[str, list[Request]] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ahead: Launched | None = None  # overlap: the step whose results are not committed yet
+        self._events: list[Event] = []
+        self._stopping = False
+
+    # --- from any thread
+
+    def submit(self, call: GenerateCall) -> None:
+        """Queue a call; its events, a refusal included, come through `emit`."""
+        call.arrival_s = call.arrival_s or time.monotonic()
+        self._inbox.put(lambda: self._admit(call))
+
+    def abort(self, call_id: str) -> None:
+        """Cancel exactly this call, wherever it is; unknown ids are ignored."""
+        self._inbox.put(lambda: self.abort_now(call_id))
+
+    def invoke(self, function: Callable[[EngineCore], T]) -> Future[T]:
+        """Run `function` between two steps, on the loop's thread."""
+        done: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(function(self))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(work)
+        return done
+
+    def stop(self) -> None:
+        """End `run` after the present step; unfinished calls are aborted."""
+
+        def work() -> None:
+            self._stopping = True
+
+        self._inbox.put(work)
+
+    # --- the loop
+
+    @property
+    def busy(self) -> bool:
+        """True while any request is waiting or running."""
+        return bool(self._calls)
+
+    def run(self, emit: Emit) -> None:
+        """Serve until `stop`. `emit` gets each step's events."""
+        self.parts.observers.start(self.info)
+        try:
+            while not self._stopping:
+                self._drain(block=not self._calls and self._ahead is None)
+                self.step()
+                self._flush(emit)
+        except BaseException:
+            self._fail(list(self._calls), EngineDeadError("the engine stopped after an internal error"))
+            raise
+        finally:
+            for call_id in list(self._calls):
+                self.abort_now(call_id)
+            self._flush(emit)
+            self.parts.executor.close()
+            self.parts.observers.stop()
+
+    def step(self) -> None:
+        """One turn: launch the next step, then commit it (or, when running ahead, the one before)."""
+        begin = time.perf_counter()
+        plan = self._plan()
+        launched = None
+        if plan:
+            plan_s = time.perf_counter() - begin
+            launched = self.parts.executor.launch(
+                plan, lambda: fill_masks([s for s in plan.segments if s.samples], self.info.spec.vocab_size)
+            )
+            launched.spans["plan"] = plan_s
+        if self.parts.executor.ahead:
+            for segment in plan.segments:
+                segment.request.in_flight += segment.count
+                segment.request.future = segment.samples
+            launched, self._ahead = self._ahead, launched
+        if launched is not None:
+            self._commit(launched)
+            if self.parts.check:
+                self.ledger.check(self.scheduler.running)
+
+    def _drain(self, *, block: bool) -> None:
+        while True:
+            try:
+                work = self._inbox.get(block=block)
+            except queue.Empty:
+                return
+            work()
+            block = False
+
+    def _flush(self, emit: Emit) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            emit(events)
+
+    # --- arrivals and ends
+
+    def _admit(self, call: GenerateCall) -> None:
+        try:
+            if call.call_id in self._calls:
+                raise RequestError(f"request id {call.call_id!r} is in use", param="rid")
+            waiting, most = len(self.scheduler.waiting), self.scheduler.limits.max_waiting
+            if waiting + call.params.n > most:
+                raise QueueFullError(f"{waiting} requests are waiting, the limit is {most}", hint="retry later")
+            requests = self.parts.admission.requests(call)
+        except Exception as error:  # a grammar or processor plugin may raise anything: this call's problem only
+            self._events.append(_refusal(call.call_id, error))
+            return
+        self._calls[call.call_id] = requests
+        for request in requests:
+            self.scheduler.add(request)
+
+    def abort_now(self, call_id: str) -> bool:
+        """Cancel a call, on the loop's thread; False if it is unknown. What it computed stays cached."""
+        open_ones = [r for r in self._calls.get(call_id, ()) if r.state is not State.FINISHED]
+        for request in open_ones:
+            request.finish_reason = "abort"
+            self._finish(request, publish=True)
+        return bool(open_ones)
+
+    def _fail(self, call_ids: list[str], error: PhloemError) -> None:
+        """End whole calls with an error; what they computed is not kept."""
+        for call_id in call_ids:
+            for request in self._calls.get(call_id, ()):
+                if request.state is not State.FINISHED:
+                    request.finish_reason, request.error = "error", error
+                    self._finish(request, publish=False)
+
+    def _finish(self, request: Request, *, publish: bool) -> None:
+        self.scheduler.drop(request, publish=publish)
+        self.parts.drafting.forget(request)
+        self._report(request)
+        self.parts.observers.request(request)
+        self.counters.finished(request)
+        siblings = self._calls[request.call.call_id]
+        if all(sibling.state is State.FINISHED for sibling in siblings):
+            del self._calls[request.call.call_id]
+
+    def _report(self, request: Request) -> None:
+        made = event(request)
+        if made is not None:
+            self._events.append(made)
+
+    # --- one step
+
+    def _plan(self) -> Plan:
+        plan = self.scheduler.plan()
+        if self.scheduler.policy_error is not None:
+            error, self.scheduler.policy_error = self.scheduler.policy_error, None
+            log.error("the schedule policy failed", exc_info=error)
+            failed = StepError(f"the schedule policy failed: {type(error).__name__}: {error}")
+            self._fail([request.call.call_id for request in self.scheduler.waiting], failed)
+        return plan
+
+    def _commit(self, launched: Launched) -> None:
+        plan = launched.plan
+        try:
+            outcomes = iter(launched.outcomes())
+            scores = launched.prompt_scores.result()
+        except Exception as error:
+            log.exception("step %d failed", self.counters.steps)
+            failed = StepError(f"the step failed: {type(error).__name__}: {error}")
+            self._fail([segment.request.call.call_id for segment in plan.segments], failed)
+            return
+        begin = time.perf_counter()
+        stats = StepStats(step=self.counters.steps, requests=len(plan.segments), forward_tokens=plan.rows)
+        for i, segment in enumerate(plan.segments):
+            outcome = next(outcomes) if segment.samples else None
+            request = segment.request
+            if request.state is not State.RUNNING or request.retractions != segment.epoch:
+                continue  # finished, aborted or retracted since the launch: the result is void
+            self._advance(segment, outcome, stats)
+            if i in scores and not request.prompt_logprobs_done:
+                request.prompt_logprobs += scores[i]
+                request.prompt_logprobs_done = len(request.prompt_logprobs) == request.prompt_len
+            self._conclude(request, outcome)
+        self._account(launched, stats, time.perf_counter() - begin)
+
+    def _advance(self, segment: Segment, outcome: Outcome | None, stats: StepStats) -> None:
+        """Book a segment's computed tokens and write what it emitted."""
+        request = segment.request
+        if request.in_flight:
+            request.in_flight -= segment.count
+            request.future = request.future and not segment.samples
+        end = segment.start + segment.count
+        request.computed = end
+        in_prompt = max(0, min(end, request.prompt_len) - segment.start)
+        stats.prefill_tokens += in_prompt
+        if in_prompt:
+            self.ledger.publish(request, end)
+        if outcome is None:
+            return
+        if segment.draft is not None:
+            self.ledger.adopt(request, end, outcome.nodes)
+            request.computed += len(outcome.nodes)
+            stats.draft_tokens += len(segment.draft)
+            stats.accepted_tokens += len(outcome.nodes)
+        before = request.output_len
+        write(request, outcome.tokens, outcome.logprobs)
+        request.computed = min(request.computed, len(request.tokens))
+        stats.decode_tokens += request.output_len - before
+        self.counters.wrote(request, before)
+
+    def _conclude(self, request: Request, outcome: Outcome | None) -> None:
+        """Finish the request or report its progress."""
+        if outcome is not None and outcome.error is not None:
+            request.finish_reason, request.error = "error", outcome.error
+        if request.finish_reason is not None:
+            self._finish(request, publish=request.error is None)
+        elif outcome is not None:
+            self._report(request)
+
+    def _account(self, launched: Launched, stats: StepStats, commit_s: float) -> None:
+        spans = launched.spans
+        stats.plan_s, stats.build_s, stats.commit_s = spans["plan"], launched.build_s, commit_s
+        stats.forward_s, stats.sample_s = spans.get("forward", 0.0), spans.get("sample", 0.0)
+        stats.waiting = len(self.scheduler.waiting)
+        self.counters.add(stats)
+        self.progress = (self.counters.steps, time.monotonic())
+        self.parts.observers.step(stats)
+
+    # --- inspection, through `invoke`
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and slot usage; see docs/library.md for the names."""
+        return {
+            **self.counters.snapshot(),
+            "evicted_tokens": self.ledger.evicted,
+            "retractions": self.scheduler.retractions,
+            "moved_kv_bytes": self.ledger.kv.moved_bytes,
+            "drafter_failures": dict(self.parts.drafting.failures),
+            "waiting": len(self.scheduler.waiting),
+            "running": len(self.scheduler.running),
+            "groups": self.ledger.usage(self.scheduler.running),
+        }
+
+    def check(self) -> None:
+        """Prove that every slot has exactly one owner. Raises AssertionError."""
+        self.ledger.check(self.scheduler.running)
+
+    def flush_cache(self) -> None:
+        """Drop all cached state that no request uses."""
+        self.ledger.cache.reset()
+
+
+def _refusal(call_id: str, error: Exception) -> Event:
+    return Event(call_id=call_id, finish_reason="error", error=error_info(error))

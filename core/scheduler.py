@@ -1,0 +1,237 @@
+"""Who runs in the next step and for how many tokens: budgets, chunking, admission, retraction (design §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .batch import Plan, Segment
+from .drafts import Draft
+from .errors import PluginError
+from .interfaces import Policy
+from .ledger import Ledger
+from .prefix import common_prefix
+from .request import Request, State
+
+# A waiting request that shares less than this with one being prefilled does not wait for it.
+SHARED_PREFIX_TOKENS = 16
+# Output a running request is assumed to still need is counted up to this many tokens (as SGLang does).
+RESERVE_CLIP_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of a step and of the queue."""
+
+    max_tokens_per_step: int
+    chunk: int
+    max_running: int
+    max_waiting: int
+    max_deferred_steps: int = 256  # bound on waiting for another request's prefix
+
+
+Propose = Callable[[Request, int], Draft | None]
+
+
+class Scheduler:
+    """Owns the waiting and running requests. Plans a step; never computes, never samples.
+
+    `propose(request, budget)` asks the drafters; `host_bound(request)` says that the request's next step needs its
+    last token on the host (a drafter, a grammar, penalties), which keeps it out of a step launched ahead.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        limits: Limits,
+        propose: Propose,
+        host_bound: Callable[[Request], bool],
+        draft_tokens: int,
+    ) -> None:
+        self.ledger = ledger
+        self.policy = policy
+        self.limits = limits
+        self.propose = propose
+        self.host_bound = host_bound
+        self.draft_tokens = draft_tokens
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.retractions = 0
+        self.policy_error: Exception | None = None  # raised by the policy in this plan; the loop acts on it
+        self._reads_matches = "matched" in policy.capabilities
+        self._reserve = 0.3  # share of the remaining output that admission keeps free; rises when it was too low
+        self._plan = Plan()  # the one being made
+
+    # --- arrivals and departures
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def drop(self, request: Request, *, publish: bool) -> None:
+        """A request ends, in whatever state: every slot goes back, to the cache (`publish`) or the free list."""
+        queue = self.running if request.state is State.RUNNING else self.waiting
+        queue.remove(request)
+        request.state = State.FINISHED
+        self.ledger.release(request, publish=publish)
+
+    # --- planning
+
+    def plan(self) -> Plan:
+        """Choose the segments of the next step. Slots for all of them are allocated when this returns."""
+        self._plan = Plan()
+        retractions = self.retractions
+        self._plan_decodes()
+        self._plan_prefills()
+        if self.waiting and self.retractions == retractions:
+            self._admit()
+        return self._plan
+
+    def _plan_decodes(self) -> None:
+        for request in list(self.running):
+            if self._plan.rows >= self.limits.max_tokens_per_step:
+                return
+            if request.state is not State.RUNNING or self._pending(request) != 1 or self._must_wait(request):
+                continue
+            start = request.computed + request.in_flight
+            draft = None if request.future else self._draft(request)
+            if draft is not None and not self.ledger.extend(request, start + 1 + len(draft)):
+                draft = None  # drafts never cost another request its slots
+            if draft is None and not self._make_room(request, start + 1):
+                continue
+            self._plan.add(Segment(request, start, 1, True, draft, epoch=request.retractions))
+
+    def _plan_prefills(self) -> None:
+        for request in list(self.running):
+            if request.state is State.RUNNING and self._pending(request) > 1:
+                self._plan_chunk(request)
+
+    def _plan_chunk(self, request: Request) -> None:
+        """Add the next chunk of a request's known tokens, if budget and slots allow."""
+        start = request.computed + request.in_flight
+        room = self.limits.max_tokens_per_step - self._plan.rows
+        count = min(len(request.tokens) - start, self.limits.chunk, room)
+        if count < 1 or not self._make_room(request, start + count):
+            return
+        samples = start + count == len(request.tokens)
+        owes = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
+        self._plan.add(Segment(request, start, count, samples, None, owes, request.retractions))
+
+    @staticmethod
+    def _pending(request: Request) -> int:
+        """Tokens of the request's text, the one still on the device included, that no step has taken up."""
+        return len(request.tokens) + request.future - request.computed - request.in_flight
+
+    def _must_wait(self, request: Request) -> bool:
+        """The next token is not known on the host yet, and either its successor needs it or there is none."""
+        return request.future and (request.remaining <= 1 or self.host_bound(request))
+
+    def _draft(self, request: Request) -> Draft | None:
+        room = self.limits.max_tokens_per_step - self._plan.rows - 1
+        # The verified path is followed by one more token, and nothing past the limit may be emitted.
+        budget = min(self.draft_tokens, request.remaining - 1, room)
+        return self.propose(request, budget) if budget > 0 else None
+
+    # --- memory
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """Extend a running request, retracting others (last of all: itself) until it fits."""
+        while not self.ledger.extend(request, tokens):
+            victim = self._victim(request)
+            self.retract(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _victim(self, request: Request) -> Request:
+        """Whom to retract for `request`: the policy's choice, else the latest arrival, itself included."""
+        chosen = self.policy.victim(self.running)
+        if chosen is not None and chosen in self.running:
+            return chosen
+        return max(self.running, key=lambda r: r.arrival)
+
+    def retract(self, request: Request) -> None:
+        """Send a running request back to the queue. Its state stays in the cache while there is room."""
+        self.running.remove(request)
+        self.ledger.release(request, publish=True)
+        request.state = State.WAITING
+        request.in_flight = 0
+        request.future = False
+        request.retractions += 1
+        request.matched_version = -1
+        self.retractions += 1
+        self._plan.remove(request)
+        self._reserve = min(1.0, self._reserve + 0.1)
+        self.waiting.insert(0, request)
+
+    def _needed_later(self, request: Request) -> int:
+        """Slots a request is expected to ask for beyond its present text."""
+        return int(min(request.remaining, RESERVE_CLIP_TOKENS) * self._reserve)
+
+    # --- admission
+
+    def _admit(self) -> None:
+        self._reserve = max(0.1, self._reserve * 0.999)
+        if not self._may_start():
+            return
+        promised = sum(len(r.tokens) - r.capacity + self._needed_later(r) for r in self.running)
+        try:
+            ordered = self._ordered()
+        except Exception as error:  # a plugin's: those it was to order fail, the running ones go on
+            self.policy_error = error
+            return
+        for request in ordered:
+            if not self._may_start():
+                return
+            if self._waits_for_prefix(request):
+                request.deferred += 1
+                continue
+            self.ledger.admit(request)  # first: what it matches is not evictable any more
+            need = len(request.tokens) - request.computed + self._needed_later(request)
+            # Alone, a request always fits: arrival checked its limit against the pool.
+            if self.running and need > self.ledger.available - promised:
+                self.ledger.release(request, publish=False)
+                return
+            self._start(request)
+            promised += len(request.tokens) - request.capacity + self._needed_later(request)
+
+    def _may_start(self) -> bool:
+        """One more request fits the step's budgets."""
+        return len(self.running) < self.limits.max_running and self._plan.rows < self.limits.max_tokens_per_step
+
+    def _ordered(self) -> Sequence[Request]:
+        if self._reads_matches:
+            for request in self.waiting:
+                self.ledger.peek(request)
+        ordered = list(self.policy.order(self.waiting))
+        if len(ordered) != len(self.waiting) or set(map(id, ordered)) != set(map(id, self.waiting)):
+            raise PluginError(
+                f"{type(self.policy).__name__}.order() did not return a permutation of the waiting requests"
+            )
+        return ordered
+
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """True while a running request is computing a prefix that this one could share (bounded)."""
+        if not self.ledger.shares or request.deferred >= self.limits.max_deferred_steps:
+            return False
+        limit = self.ledger.match_limit(request)
+        gain = 1 if request.deferred else SHARED_PREFIX_TOKENS  # who has waited waits to the prefix's end
+        have = self.ledger.peek(request) + max(gain, self.ledger.page_size)
+        if have > limit:
+            return False
+        for other in self.running:
+            if other.computed >= other.prompt_len or other.namespace != request.namespace:
+                continue  # what it published is in the tree already, and `peek` saw it
+            shared = common_prefix(request.tokens, other.tokens, min(limit, other.prompt_len))
+            if shared - shared % self.ledger.page_size >= have and other.computed < shared:
+                return True
+        return False
+
+    def _start(self, request: Request) -> None:
+        self.waiting.remove(request)
+        request.state = State.RUNNING
+        if request.cached_tokens is None:
+            request.cached_tokens = request.computed
+        self.running.append(request)
+        self._plan_chunk(request)

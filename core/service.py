@@ -1,0 +1,74 @@
+"""Core's program interface on an engine of this process; the server's counterpart speaks to another process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .interfaces import ServiceInfo
+from .messages import Event, GenerateCall
+from .results import as_exception
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .loop import EngineCore
+
+Sink = Callable[[Event], None]
+
+
+class CloseCall(Protocol):
+    """Stop listening to a call, and abort it if it is not done."""
+
+    def __call__(self, call_id: str, *, abort: bool) -> None: ...
+
+
+class LocalService:
+    """Implements `phloem.interfaces.Service`. Made by `Engine.service()`; usable from any asyncio loop."""
+
+    def __init__(
+        self, core: EngineCore, tokenizer: Tokenizer, open_call: Callable[[GenerateCall, Sink], None], close: CloseCall
+    ) -> None:
+        self._core, self._tokenizer = core, tokenizer
+        self._open, self._close = open_call, close
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def info(self) -> ServiceInfo:
+        """What runs here."""
+        return self._core.info
+
+    async def submit(self, call: GenerateCall) -> AsyncIterator[Event]:
+        """Start a call and yield its events. Raises the error of a refused or failed one. Leaving early aborts it."""
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        left = call.params.n
+        self._open(call, lambda event: loop.call_soon_threadsafe(inbox.put_nowait, event))
+        try:
+            while left:
+                event = await inbox.get()
+                if event.error is not None:
+                    raise as_exception(event.error)
+                left -= event.finish_reason is not None
+                yield event
+        finally:
+            self._close(call.call_id, abort=left > 0)
+
+    async def abort(self, call_id: str) -> bool:
+        """Abort exactly this call; False if it is not running."""
+        return await self._invoke(lambda core: core.abort_now(call_id))
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's counters."""
+        return await self._invoke(lambda core: core.stats())
+
+    async def flush_cache(self) -> None:
+        """Drop everything cached that no request uses."""
+        await self._invoke(lambda core: core.flush_cache())
+
+    async def _invoke(self, function: Callable[[EngineCore], Any]) -> Any:
+        return await asyncio.wrap_future(self._core.invoke(function))

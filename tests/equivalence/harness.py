@@ -1,0 +1,109 @@
+"""The oracle of the equivalence matrix: transformers' plain forward, step by step, with the margin of every choice."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from phloem import Engine, SamplingParams
+
+# Design §8: a mismatch is excused only where the reference's two best logits differ by less than this.
+TIE = 1e-3
+TOYS = Path(__file__).with_name("toy_drafters.py")
+
+
+class Reference:
+    """Greedy continuations by a transformers model, every token from a fresh forward pass over the whole text.
+
+    `cached` lets transformers keep its own KV instead: for the real models, whose prompts are long.
+    """
+
+    def __init__(self, model: Any, *, cached: bool = False) -> None:
+        self.model, self.cached = model.eval(), cached
+        self._cache: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+        """`count` tokens after `prompt`, and for each the gap between the two best logits."""
+        key = tuple(prompt)
+        tokens, margins = self._cache.setdefault(key, ([], []))
+        past = None
+        while len(tokens) < count:
+            feed = [*prompt, *tokens] if past is None else tokens[-1:]
+            out = self.model(torch.tensor([feed]), past_key_values=past, use_cache=self.cached)
+            past = out.past_key_values if self.cached else None
+            best = out.logits[0, -1].float().topk(2)
+            tokens.append(int(best.indices[0]))
+            margins.append(float(best.values[0] - best.values[1]))
+        return tokens[:count], margins[:count]
+
+
+def assert_same(got: Sequence[int], expected: Sequence[int], margins: Sequence[float], what: str = "") -> None:
+    """Equal tokens, or a first difference at a tie of the reference; after a tie nothing can be said."""
+    for i, (mine, theirs) in enumerate(zip(got, expected, strict=False)):
+        if mine != theirs:
+            assert margins[i] < TIE, f"{what}: token {i} is {mine}, the reference has {theirs} by {margins[i]:.4f}"
+            return
+    assert len(got) == len(expected), f"{what}: {len(got)} tokens, the reference has {len(expected)}"
+
+
+def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """A small set of combinations in which every pair of values of any two axes occurs; the same on every call."""
+    rows = list(itertools.product(*axes))
+    random.Random(1).shuffle(rows)
+
+    def pairs(row: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
+        return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
+
+    missing = set().union(*map(pairs, rows))
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+def prompts(
+    count: int, *, low: int = 3, high: int = 60, vocab: int = 500, shared: int = 20, seed: int = 5
+) -> list[list[int]]:
+    """Random prompts; every second one starts with one common prefix of `shared` tokens."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(4, vocab) for _ in range(shared)]
+    made = []
+    for i in range(count):
+        own = [rng.randrange(4, vocab) for _ in range(rng.randint(low, high))]
+        made.append([*prefix, *own] if i % 2 else own)
+    return made
+
+
+def engine(
+    path: Path | str, *, drafter: str | None = None, texts: Sequence[Sequence[int]] = (), **sections: Any
+) -> Engine:
+    """An engine on a tiny model that checks slot conservation after every step."""
+    sections.setdefault("engine", {})
+    sections["engine"] = {"check": True, "threads": 1, **sections["engine"]}
+    sections.setdefault("cache", {})
+    sections["cache"] = {"tokens": 4096, **sections["cache"]}
+    if drafter:
+        sections["spec"] = [{"use": f"{TOYS}:{drafter}", "texts": [list(text) for text in texts]}]
+    return Engine(str(path), **sections)
+
+
+def greedy(count: int, **more: Any) -> SamplingParams:
+    """Greedy parameters for exactly `count` tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, **more)
+
+
+@functools.cache
+def tiny_reference(path: Path) -> Reference:
+    """The reference of a tiny model folder."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    return Reference(model)

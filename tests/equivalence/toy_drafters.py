@@ -1,0 +1,93 @@
+"""Drafters of known quality: always right, always wrong, a tree with the truth in a side branch, raising, nonsense."""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+from phloem.drafts import Draft
+from phloem.interfaces import DraftContext, PluginContext
+from pydantic import BaseModel, ConfigDict
+
+
+class Options(BaseModel):
+    """Tests tell a drafter what the plain engine wrote."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    texts: tuple[tuple[int, ...], ...] = ()
+    """Prompts followed by their reference output."""
+    length: int = 4
+
+
+class _Toy:
+    api = 1
+    Options = Options
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        assert context.model is not None
+        self.options, self.vocab = options, context.model.vocab_size
+        self.random = random.Random(7)
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+    def truth(self, context: DraftContext, budget: int) -> list[int]:
+        """What the reference wrote next, as far as this request has followed it."""
+        have = tuple(context.tokens)
+        for text in self.options.texts:
+            if text[: len(have)] == have:
+                return list(text[len(have) : len(have) + min(budget, self.options.length)])
+        return []
+
+
+class Right(_Toy):
+    """A chain of the reference's own tokens."""
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain(self.truth(context, budget))
+
+
+class Wrong(_Toy):
+    """A chain of random tokens."""
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([self.random.randrange(self.vocab) for _ in range(min(budget, self.options.length))])
+
+
+class Tree(_Toy):
+    """Random decoys first, so that the truth lies on side branches, with further decoys under each true node."""
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        truth = self.truth(context, budget)
+        tokens: list[int] = []
+        parents: list[int] = []
+        at = -1
+        for true in truth:
+            if len(tokens) + 3 > budget:
+                break
+            decoys = [t for t in self.random.sample(range(self.vocab), 3) if t != true][:2]
+            tokens += [*decoys, true]
+            parents += [at] * (len(decoys) + 1)
+            at = len(tokens) - 1
+        return Draft(tuple(tokens), tuple(parents))
+
+
+class Raises(_Toy):
+    """Fails on its third proposal."""
+
+    calls = 0
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        self.calls += 1
+        if self.calls >= 3:
+            raise RuntimeError("drafter broke")
+        return Draft.chain(self.truth(context, budget))
+
+
+class Nonsense(_Toy):
+    """Tokens outside the vocabulary."""
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([self.vocab + 5])

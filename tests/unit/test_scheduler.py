@@ -1,0 +1,219 @@
+"""The scheduler with a real ledger and cache, and an executor that only counts: budgets, order, fairness, memory."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+
+import pytest
+import torch
+from phloem.interfaces import PluginContext
+from phloem.ledger import Ledger
+from phloem.messages import GenerateCall
+from phloem.model_spec import LayerSpec, ModelSpec
+from phloem.params import SamplingParams
+from phloem.plugins.cache.chunk import ChunkCache
+from phloem.plugins.cache.eviction import Lru
+from phloem.plugins.cache.radix import RadixCache
+from phloem.plugins.schedule.fcfs import Fcfs
+from phloem.plugins.schedule.lpm import Lpm
+from phloem.pool import KVStore, SlotPool
+from phloem.prefix import common_prefix
+from phloem.request import Request, State
+from phloem.scheduler import Limits, Scheduler
+
+SPEC = ModelSpec("toy", 1000, 4096, (LayerSpec(1, 2, 2),))
+
+
+class Bench:
+    """A scheduler and the bookkeeping of an executor: every sampled token is 7."""
+
+    def __init__(self, *, pool: int = 1024, page: int = 1, cache: str = "radix", policy: str = "lpm", **limits: int):
+        slots = SlotPool(pool // page, page)
+        context = PluginContext("cache", cache, model=SPEC, pools=(slots,), page_size=page)
+        context.extras["eviction"] = Lru(Lru.Options(), context)
+        made = RadixCache if cache == "radix" else ChunkCache
+        kv = KVStore(SPEC, [pool], [0], torch.float32, torch.device("cpu"))
+        budgets = {"max_tokens_per_step": 256, "chunk": 64, "max_running": 8, "max_waiting": 100_000, **limits}
+        chosen = Lpm(Lpm.Options(max_overtakes=64), context) if policy == "lpm" else Fcfs(Fcfs.Options(), context)
+        cached = made(made.Options(), context)
+        shares = cache == "radix"
+        self.ledger = Ledger(cached, [slots], kv, rows=budgets["max_running"], context=pool, shares=shares)
+        self.scheduler = Scheduler(self.ledger, chosen, Limits(**budgets), lambda r, n: None, lambda r: False, 0)
+        self.count = 0
+        self.prefilled = 0
+        self.order: list[str] = []  # requests in the order in which they started
+
+    def add(self, prompt: list[int], out: int = 4, **call: object) -> Request:
+        self.count += 1
+        made = GenerateCall(call_id=f"r{self.count}", prompt=prompt, params=SamplingParams(max_tokens=out), **call)
+        request = Request(made, 0, seed=0, limit=len(prompt) + out, arrival=self.count)
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> int:
+        before = set(self.scheduler.running)
+        plan = self.scheduler.plan()
+        self.order += [r.id for r in self.scheduler.running if r not in before and r.output_len == 0]
+        assert plan.rows <= self.scheduler.limits.max_tokens_per_step
+        assert len(self.scheduler.running) <= self.scheduler.limits.max_running
+        for segment in plan.segments:
+            request = segment.request
+            assert segment.start == request.computed
+            assert request.capacity >= segment.start + segment.count
+            assert segment.count <= self.scheduler.limits.chunk
+            request.computed += segment.count
+            if segment.start < request.prompt_len:
+                self.prefilled += segment.count
+                self.ledger.publish(request, request.computed)
+            if segment.samples:
+                request.tokens.append(7)
+                if request.remaining == 0:
+                    self.scheduler.drop(request, publish=True)
+        self.ledger.check(self.scheduler.running)
+        return plan.rows
+
+    def drain(self, most: int = 5000) -> int:
+        for steps in range(most):
+            if not self.scheduler.running and not self.scheduler.waiting:
+                return steps
+            self.step()
+        raise AssertionError("the queue does not drain")
+
+
+def text(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(length)]
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("cache", ["radix", "chunk"])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_everything_finishes_in_a_pool_that_forces_retraction(policy: str, cache: str, page: int) -> None:
+    bench = Bench(pool=128, page=page, cache=cache, policy=policy)
+    requests = [bench.add(text(i, 10 + i % 7), out=40 + i % 5) for i in range(20)]
+    bench.drain()
+    assert all(r.state is State.FINISHED and r.remaining == 0 for r in requests)
+    assert bench.scheduler.retractions > 0
+
+
+def test_a_lone_request_may_fill_the_whole_pool() -> None:
+    bench = Bench(pool=64)
+    bench.add(text(1, 30), out=34)
+    bench.drain()
+
+
+def test_shared_prefix_is_computed_once_when_all_arrive_together() -> None:
+    prefix = text(0, 200)
+    bench = Bench(pool=8192, max_running=64)
+    for i in range(64):
+        bench.add(prefix + text(i + 1, 10))
+    bench.drain()
+    assert bench.prefilled <= 200 + 64 * 10 + 64
+
+
+def test_waiting_for_a_prefix_ends_when_its_owner_is_gone() -> None:
+    prefix = text(0, 200)
+    bench = Bench(pool=8192)
+    first = bench.add(prefix + [1])
+    second = bench.add(prefix + [2])
+    bench.step()
+    assert (first.state, second.state) == (State.RUNNING, State.WAITING)
+    bench.scheduler.drop(first, publish=False)
+    bench.step()
+    assert second.state is State.RUNNING
+
+
+def test_waiting_for_a_prefix_is_bounded() -> None:
+    bench = Bench(pool=8192)
+    first = bench.add(text(0, 200))
+    second = bench.add(text(0, 200))
+    bench.step()
+    first.computed = 0  # an owner that never gets on
+    second.deferred = bench.scheduler.limits.max_deferred_steps
+    bench.scheduler.plan()
+    assert second.state is State.RUNNING
+
+
+def test_namespaces_do_not_wait_for_each_other() -> None:
+    bench = Bench(pool=8192)
+    bench.add(text(0, 200), salt="a")
+    other = bench.add(text(0, 200), adapter="a")
+    bench.step()
+    assert other.state is State.RUNNING
+    assert other.matched == 0
+
+
+def test_lpm_runs_the_longest_match_first_and_fcfs_does_not() -> None:
+    for policy, expected in (("lpm", ["r1/0", "r3/0", "r2/0"]), ("fcfs", ["r1/0", "r2/0", "r3/0"])):
+        bench = Bench(pool=4096, policy=policy, max_running=1)
+        hot = text(0, 100)
+        bench.add(hot)
+        bench.drain()
+        bench.add(text(9, 100))
+        bench.add([*hot, 1, 2, 3])
+        bench.drain()
+        assert bench.order == expected, policy
+
+
+def test_no_request_is_overtaken_by_more_than_the_bound() -> None:
+    """A stream of hot-prefix requests against one cold one (max_overtakes is 64 here)."""
+    bench = Bench(pool=8192, max_running=1, chunk=256)
+    hot = text(0, 200)
+    bench.add(hot, out=1)
+    bench.drain()
+    cold = bench.add(text(99, 50), out=1)
+    overtakers = 0
+    while cold.state is State.WAITING:
+        bench.add([*hot, 1 + overtakers], out=1)
+        bench.step()
+        overtakers += 1
+        assert overtakers < 200
+    assert overtakers <= 64
+
+
+def test_admission_keeps_room_for_the_running() -> None:
+    bench = Bench(pool=200, max_running=8)
+    for i in range(8):
+        bench.add(text(i, 40), out=60)
+    bench.step()
+    assert len(bench.scheduler.running) < 5  # 5 x 40 prompt tokens would fit, their outputs would not
+
+
+def test_a_policy_that_loses_requests_is_reported() -> None:
+    bench = Bench()
+    bench.scheduler.policy.order = lambda waiting: []  # type: ignore[method-assign]
+    bench.add(text(0, 5))
+    bench.scheduler.plan()
+    assert "permutation" in str(bench.scheduler.policy_error)
+
+
+def test_random_aborts_at_any_point_return_every_slot() -> None:
+    rng = random.Random(3)
+    bench = Bench(pool=160, page=4)
+    alive: list[Request] = []
+    for i in range(300):
+        if rng.random() < 0.5:
+            alive.append(bench.add(text(i % 9, rng.randint(1, 60)), out=rng.randint(1, 60)))
+        if alive and rng.random() < 0.3:
+            victim = alive.pop(rng.randrange(len(alive)))
+            if victim.state is not State.FINISHED:
+                bench.scheduler.drop(victim, publish=rng.random() < 0.5)
+        bench.step()
+    bench.drain()
+    bench.ledger.cache.reset()
+    assert bench.ledger.pools[0].free == 160
+
+
+@pytest.mark.parametrize("cut", [0, 1, 15, 16, 17, 47, 48, 49, 500])
+@pytest.mark.parametrize("start", [0, 1, 7])
+def test_common_prefix(cut: int, start: int) -> None:
+    a = array("i", text(0, 500))
+    b = array("i", a)
+    if cut < 500:
+        b[cut] += 1
+    expected: Callable[[int], int] = lambda limit: min(limit, cut)  # noqa: E731
+    for limit in (10, 48, 500, 900):
+        if start <= expected(limit):
+            assert common_prefix(a, b, limit, start) == expected(limit)
