@@ -67,7 +67,7 @@ test-slow: install
 	$(PY) -m pytest -m 'not gpu' $(PYTEST)
 
 bench: install
-	$(PY) bench/run.py $(ARGS)
+	$(PY) -m bench.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist bench/results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,59 @@
+"""OpenVINO GenAI's continuous batching pipeline, in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from bench.workloads import Tokens
+
+
+class OpenVINO:
+    """One pipeline call per wave over a model exported with optimum."""
+
+    def __init__(self, folder: str, share: bool, threads: int, cache_gib: int) -> None:
+        import openvino_genai as genai
+
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = cache_gib
+        scheduler.max_num_seqs = 64
+        scheduler.max_num_batched_tokens = 2048
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = share
+        self._pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads})
+        self._tokenizer = self._pipeline.get_tokenizer()
+        self.about = {"openvino_genai": genai.__version__, "prefix_caching": share}
+
+    def generate(self, prompts: list[Tokens], max_tokens: int, schema: dict[str, Any] | None = None) -> list[Tokens]:
+        """All prompts submitted at once."""
+        import openvino as ov
+        import openvino_genai as genai
+
+        config = genai.GenerationConfig()
+        config.max_new_tokens = max_tokens
+        config.do_sample = False
+        config.apply_chat_template = False
+        config.ignore_eos = schema is None
+        if schema is not None:
+            structure = genai.StructuredOutputConfig()
+            structure.json_schema = json.dumps(schema)
+            config.structured_output_config = structure
+            config.eos_token_id, config.stop_token_ids = 2, {2}
+        inputs = [ov.Tensor(np.array([ids], dtype=np.int64)) for ids in prompts]
+        results = self._pipeline.generate(inputs, [config] * len(prompts))
+        return [list(result.m_generation_ids[0]) for result in results]
+
+    def valid(self, ids: Tokens) -> bool:
+        """Whether an output is JSON."""
+        try:
+            json.loads(self._tokenizer.decode(ids))
+        except json.JSONDecodeError:
+            return False
+        return True
+
+
+def connect(folder: str, share: bool = True, threads: int = 2, cache_gib: int = 5) -> OpenVINO:
+    """Load an exported folder."""
+    return OpenVINO(folder, share, threads, cache_gib)

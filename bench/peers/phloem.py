@@ -1,0 +1,96 @@
+"""phloem in-process, through its public library."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bench.workloads import Tokens, Wave, least_prefill
+from phloem import Engine, SamplingParams, __version__
+
+# The methods through which the scheduler uses a prefix cache.
+CACHE_METHODS = ("match", "peek", "lease", "slots", "publish", "release", "evict", "counts")
+STEP_TIMES = ("plan_s", "build_s", "forward_s", "sample_s", "commit_s")
+
+
+class Stopwatch:
+    """Wraps a cache's methods on the instance and adds up their time, nested calls counted once."""
+
+    def __init__(self, cache: Any) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+        for name in CACHE_METHODS:
+            setattr(cache, name, self._timed(getattr(cache, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return method(*args, **kwargs)
+            self._depth = 1
+            begin = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - begin
+                self._depth = 0
+
+        return timed
+
+
+class Phloem:
+    """One `Engine.generate` call per wave; counters are differences of `Engine.stats()`."""
+
+    def __init__(self, engine: Engine, *, time_cache: bool) -> None:
+        self._engine = engine
+        self._before = engine.stats()
+        self._watch = Stopwatch(engine.core.ledger.cache) if time_cache else None
+        self.about = {"phloem": __version__, "model": engine.model_path}
+
+    def generate(self, prompts: list[Tokens], max_tokens: int, schema: dict[str, Any] | None = None) -> list[Tokens]:
+        """All prompts submitted at once."""
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=schema is None, json_schema=schema)
+        return [result.token_ids for result in self._engine.generate(prompts, params)]
+
+    def reset(self) -> None:
+        """Forget cached prefixes and start the counters anew."""
+        self._engine.flush_cache()
+        self._before = self._engine.stats()
+        if self._watch:
+            self._watch.seconds = 0.0
+
+    def counters(self, waves: Sequence[Wave]) -> dict[str, float]:
+        """What the run did, beside the least it could have done (design §3)."""
+        after, before = self._engine.stats(), self._before
+        grew = {name: after[name] - before[name] for name in ("steps", "prefill_tokens", "cached_tokens", *STEP_TIMES)}
+        prompt_tokens = sum(len(prompt) for prompts, _ in waves for prompt in prompts)
+        step_s = sum(grew[name] for name in STEP_TIMES)
+        host_s = grew["plan_s"] + grew["build_s"] + grew["commit_s"]
+        watch = {"cache_s": self._watch.seconds, "cache_share": self._watch.seconds / step_s} if self._watch else {}
+        return {
+            **grew,
+            "least_prefill": least_prefill(waves),
+            "prefill_ratio": grew["prefill_tokens"] / least_prefill(waves),
+            "cached_share": grew["cached_tokens"] / prompt_tokens,
+            "host_share": host_s / step_s,
+            **watch,
+        }
+
+    def valid(self, ids: Tokens) -> bool:
+        """Whether an output is JSON."""
+        try:
+            json.loads(self._engine.tokenizer.decode(ids))
+        except json.JSONDecodeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._engine.close()
+
+
+def connect(model: str = "smollm2-135m", *, time_cache: bool = False, **sections: Any) -> Phloem:
+    """Load a model; further options are config sections, such as {"cache": {"use": "chunk"}}."""
+    sections.setdefault("model", {}).setdefault("dtype", "float32")
+    return Phloem(Engine(model, **sections), time_cache=time_cache)

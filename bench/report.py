@@ -1,0 +1,94 @@
+"""Tables from paired runs: medians, and the ratio of each pair with its quartiles."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- bench.run -->", "<!-- /bench.run -->"
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of one value, that value."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def _row(entry: dict[str, Any]) -> str:
+    if "error" in entry:
+        return f"| {entry['workload']} | {entry['peer']} | failed: {entry['error'][:120]} | | | | |"
+    ours = [each["ours"]["metrics"] for each in entry["rounds"]]
+    theirs = [each["theirs"]["metrics"] for each in entry["rounds"]]
+    low, middle, high = quartiles([b["s"] / a["s"] for a, b in zip(ours, theirs, strict=True)])
+
+    def median(runs: list[dict[str, float]], name: str, form: str) -> str:
+        return format(statistics.median(run[name] for run in runs), form)
+
+    return (
+        f"| {entry['workload']} | {entry['peer']} | {median(ours, 's', '.2f')} | {median(theirs, 's', '.2f')} "
+        f"| {median(ours, 'out_tok_s', '.1f')} | {median(theirs, 'out_tok_s', '.1f')} "
+        f"| {middle:.2f} ({low:.2f} to {high:.2f}, n={len(ours)}) |"
+    )
+
+
+def _sharing(results: Sequence[dict[str, Any]]) -> list[str]:
+    """phloem's prefill and cached share on the workloads that share prefixes: the first pair's rounds."""
+    rows, seen = [], set()
+    for entry in results:
+        name = entry["workload"]
+        runs = [each["ours"]["counters"] for each in entry["rounds"] if each["ours"]["counters"]]
+        if name in seen or name not in ("W3", "W4", "W5") or not runs:
+            continue
+        seen.add(name)
+        mid = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        rows.append(
+            f"| {name} | {mid['prefill_tokens']:.0f} | {mid['least_prefill']:.0f} | {mid['prefill_ratio']:.3f} "
+            f"| {100 * mid['cached_share']:.1f} % |"
+        )
+    if not rows:
+        return []
+    head = ["| workload | prefill tokens | minimum | ratio | cached |", "|---|---|---|---|---|"]
+    return ["", "What phloem computed, beside the least possible:", "", *head, *rows]
+
+
+def markdown(results: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> str:
+    """The table of all pairs, and with a whole report the counters and the machine."""
+    lines = [
+        "| workload | peer | phloem s | peer s | phloem tok/s | peer tok/s | peer time / phloem time |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(entry) for entry in results),
+    ]
+    if report is None:
+        return "\n".join(lines)
+    lines += _sharing(results)
+    profile = report.get("profile")
+    if profile:
+        steps = profile["steps"]
+        parts = ", ".join(f"{name[:-2]} {1e3 * profile[name] / steps:.2f}" for name in profile if name.endswith("_s"))
+        lines += [
+            "",
+            f"W3, 64 requests, {steps:.0f} steps: host time {100 * profile['host_share']:.2f} % of the step, "
+            f"the cache's methods {100 * profile['cache_share']:.3f} %. Milliseconds per step: {parts}.",
+        ]
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    lines += [
+        "",
+        f"{report['when']}; {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{' '.join(machine['flags'])}; {versions}. The column on the right is the median of the pairs' "
+        "ratios with its quartiles; above 1 phloem is faster.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_docs(report: dict[str, Any]) -> None:
+    """Replace the part of docs/benchmarks.md between the markers."""
+    text = DOCS.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    DOCS.write_text(f"{head}{BEGIN}\n{markdown(report['results'], report)}{END}{tail}")

@@ -1,0 +1,119 @@
+"""phloem beside other engines on W1 to W6g: pairs of runs, interleaved, medians and ratios with quartiles.
+
+python -m bench.run [--workloads W1,W2] [--peer ADAPTER[@PYTHON][:key=value,...]]... [--rounds N] [--write-docs]
+
+Each engine lives in a process of its own and stays loaded; one runs while the others wait. Each round of a pair runs
+phloem and the peer on the same variant, the order alternating, so that drift of the machine hits both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.process import PeerSpec, Worker, WorkerError
+from bench.report import markdown, write_docs
+from phloem.plugins.command._machine import describe
+
+RESULTS = Path(__file__).parent / "results"
+VARIANTS = 3  # measured variants of each workload; 0 warms up
+WARM_TOKENS = 4
+DEFAULT_PEERS = ("hf:mode=static", "hf:mode=batch")
+DECODE_BATCH = "W3"  # 64 requests decode together: host share at batch 64, and the tree's busiest workload
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bench.run", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--workloads", default="W1,W2,W3,W4,W5")
+    parser.add_argument(
+        "--peer", action="append", help="engine to compare with; may be repeated; default: transformers both ways"
+    )
+    parser.add_argument("--phloem", default="phloem", help="options of phloem itself, as phloem:key=value")
+    parser.add_argument("--rounds", type=int, default=VARIANTS, help="pairs per workload and peer, at most 3")
+    parser.add_argument("--patience", type=float, default=240.0, help="seconds: a peer slower than this runs once")
+    parser.add_argument("--no-profile", action="store_true", help="skip the run that times phloem's cache")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/benchmarks.md")
+    return parser.parse_args(argv)
+
+
+def pairs(ours: Worker, theirs: Worker, workload: str, rounds: int, patience: float) -> list[dict[str, Any]]:
+    """Runs of both engines, one entry per round. A peer that takes longer than `patience` gets one round."""
+    for worker in (ours, theirs):
+        worker.ask(workload=workload, variant=0, max_tokens=WARM_TOKENS)
+    done: list[dict[str, Any]] = []
+    for number in range(1, rounds + 1):
+        order = (ours, theirs) if number % 2 else (theirs, ours)
+        replies = {worker: worker.ask(workload=workload, variant=number) for worker in order}
+        done.append({"ours": replies[ours], "theirs": replies[theirs]})
+        if replies[theirs]["metrics"]["s"] > patience:
+            break
+    return done
+
+
+def compare(ours: Worker, peers: list[PeerSpec], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All pairs of all workloads and peers; a peer that fails is reported, not fatal."""
+    results: list[dict[str, Any]] = []
+    for spec in peers:
+        theirs = Worker(spec)
+        try:
+            for workload in options.workloads.split(","):
+                entry: dict[str, Any] = {"workload": workload, "peer": spec.label, "rounds": []}
+                try:
+                    entry["rounds"] = pairs(ours, theirs, workload, options.rounds, options.patience)
+                except WorkerError as error:
+                    entry["error"] = str(error)
+                results.append(entry)
+                print(markdown([entry]).splitlines()[-1], flush=True)
+        finally:
+            theirs.close()
+    return results
+
+
+def profile(spec: PeerSpec) -> dict[str, float]:
+    """One run with the cache's methods timed, in a process of its own: timers must not slow what is compared."""
+    worker = Worker(PeerSpec(spec.adapter, spec.python, {**spec.options, "time_cache": True}))
+    try:
+        worker.ask(workload=DECODE_BATCH, variant=0)
+        counters: dict[str, float] = worker.ask(workload=DECODE_BATCH, variant=1)["counters"]
+        return counters
+    finally:
+        worker.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, print, and keep the results."""
+    options = arguments(sys.argv[1:] if argv is None else argv)
+    spec = PeerSpec.parse(options.phloem)
+    begin = time.perf_counter()
+    ours = Worker(spec)
+    try:
+        results = compare(ours, [PeerSpec.parse(text) for text in options.peer or DEFAULT_PEERS], options)
+        report: dict[str, Any] = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": describe(),
+            "ours": {"ready_s": ours.ready_s, **ours.about},
+            "results": results,
+        }
+    finally:
+        ours.close()
+    if not options.no_profile:
+        report["profile"] = profile(spec)
+    report["took_s"] = time.perf_counter() - begin
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"run-{report['when'].replace(':', '')}.json").write_text(json.dumps(report, indent=1))
+    text = markdown(results, report)
+    (RESULTS / "latest.md").write_text(text)
+    print(text)
+    if options.write_docs:
+        write_docs(report)
+    return 1 if any("error" in entry for entry in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
