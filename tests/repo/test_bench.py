@@ -1,0 +1,125 @@
+"""The benchmark's own arithmetic: least prefill, pairing, tables; and a driver that survives a peer that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import report, run
+from bench.process import PeerSpec, Worker, WorkerError
+from bench.workloads import Tokens, least_prefill, load
+from bench.workloads import run as run_workload
+
+
+class Echo:
+    """Writes the number of calls so far."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def generate(self, prompts: list[Tokens], max_tokens: int, schema: dict[str, Any] | None = None) -> list[Tokens]:
+        outputs = []
+        for _ in prompts:
+            self.calls += 1
+            outputs.append([100_000 + self.calls] * max_tokens)
+        return outputs
+
+
+def test_least_prefill_counts_distinct_prefixes_and_a_last_token_each() -> None:
+    shared = [1, 2, 3, 4]
+    assert least_prefill([([[*shared, 5], [*shared, 6]], [[9], [9]])]) == 4 + 1 + 1
+    assert least_prefill([([shared, shared], [[9], [9]])]) == 4 + 1  # the same prompt again still runs its last token
+
+
+def test_least_prefill_of_a_second_turn_includes_the_last_sampled_token() -> None:
+    first, written = [1, 2, 3], [7, 8]
+    second = [*first, *written, 4, 5]
+    assert least_prefill([([first], [written]), ([second], [[9]])]) == 3 + 1 + 2  # 7 is cached; 8, 4 and 5 are run
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("W1", 256),
+        ("W2", 32 * 128),
+        ("W3", 1024 + 64 * 32),
+        ("W4", 8 * (64 + 3 * 65)),
+        ("W5", 4 * 256 + 16 * 8 + 32 * 8 + 16),
+    ],
+)
+def test_workloads_ask_what_their_table_says(name: str, least: int) -> None:
+    metrics, waves = run_workload(name, Echo(), load(name, 1))
+    assert abs(least_prefill(waves) - least) <= 0.02 * least  # texts repeat a little by chance
+    assert metrics["out_tok"] == sum(len(ids) for _, outputs in waves for ids in outputs)
+
+
+def test_a_wrong_output_length_is_an_error() -> None:
+    class Short(Echo):
+        def generate(
+            self, prompts: list[Tokens], max_tokens: int, schema: dict[str, Any] | None = None
+        ) -> list[Tokens]:
+            return [[1] * (max_tokens - 1) for _ in prompts]
+
+    with pytest.raises(ValueError, match="asked for 128 tokens each, got \\[127\\]"):
+        run_workload("W2", Short(), load("W2", 1))
+
+
+def test_peer_spec_reads_the_command_line() -> None:
+    spec = PeerSpec.parse("vllm@other/python:folder=models/x,share=false,kv_gib=3")
+    assert (spec.adapter, spec.python) == ("vllm", "other/python")
+    assert spec.options == {"folder": "models/x", "share": False, "kv_gib": 3}
+    with pytest.raises(ValueError, match="expected key=value"):
+        PeerSpec.parse("hf:static")
+
+
+def entry(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """A result as the driver makes it."""
+    rounds = [
+        {
+            "ours": {"metrics": {"s": a, "out_tok_s": 1 / a}, "counters": {}},
+            "theirs": {"metrics": {"s": b, "out_tok_s": 1 / b}},
+        }
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return {"workload": "W2", "peer": "hf-static", "rounds": rounds}
+
+
+def test_ratio_is_the_median_of_pairs_not_the_ratio_of_medians() -> None:
+    row = report.markdown([entry([1.0, 2.0, 4.0], [3.0, 2.0, 8.0])]).splitlines()[-1]
+    assert "| 2.00 | 3.00 |" in row  # medians of seconds
+    assert "2.00 (1.50 to 2.50, n=3)" in row  # ratios 3, 1, 2
+
+
+def test_docs_table_is_replaced_between_its_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    monkeypatch.setattr(report, "DOCS", page)
+    machine = {"processor": "p", "cores": 2, "memory_gib": 1.0, "flags": [], "versions": {"torch": "1"}}
+    report.write_docs({"results": [entry([1.0], [2.0])], "when": "now", "machine": machine})
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith(f"{report.END}\nafter\n")
+    assert "old" not in text
+    assert "2.00 (2.00 to 2.00, n=1)" in text
+
+
+def test_worker_reports_a_peer_that_cannot_start() -> None:
+    with pytest.raises(WorkerError, match="ended with code 1"):
+        Worker(PeerSpec("no_such_engine"))
+
+
+def test_patience_ends_the_rounds_of_a_slow_peer() -> None:
+    class Fake:
+        def __init__(self, seconds: float) -> None:
+            self.seconds, self.asked = seconds, 0
+
+        def ask(self, **command: Any) -> dict[str, Any]:
+            self.asked += 1
+            return {"metrics": {"s": self.seconds}, "counters": {}}
+
+    fast, slow = Fake(1.0), Fake(10.0)
+    done = run.pairs(fast, slow, "W2", 3, patience=5.0)  # type: ignore[arg-type]
+    assert len(done) == 1
+    assert (fast.asked, slow.asked) == (2, 2)
