@@ -37,7 +37,8 @@ class PhloemError(Exception):
     def body(self) -> dict[str, Any]:
         """The error as HTTP clients see it: OpenAI's shape."""
         message = f"{self.message} ({self.hint})" if self.hint else self.message
-        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.code}}
+        kind = RequestError.kind if isinstance(self, RequestError) else self.kind
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class ConfigError(PhloemError):
@@ -72,9 +73,7 @@ class RequestError(PhloemError):
 class ContextError(RequestError):
     """Prompt plus requested output exceeds the context or the KV pool; the message has the arithmetic."""
 
-    kind = "context_length_exceeded"
-
-    code = "context_length_exceeded"
+    kind = code = "context_length_exceeded"
 
 
 class QueueFullError(PhloemError):

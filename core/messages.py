@@ -66,4 +66,3 @@ class ErrorInfo(msgspec.Struct, kw_only=True):
     status: int
     hint: str | None = None
     param: str | None = None
-    code: str | None = None

@@ -1,0 +1,1 @@
+"""The HTTP shell: application, authentication, life cycle, health, metrics, and the model process behind it."""

@@ -1,0 +1,196 @@
+"""The native route: POST /generate, text or token ids, one or a batch, whole or streamed, with all parameters."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from phloem.errors import RequestError
+from phloem.interfaces import PluginContext, Service
+from phloem.messages import Event, GenerateCall, Usage
+from phloem.params import SamplingParams
+
+from ._body import Body, unknown_parameter
+from ._logprobs import entry, prompt_entries
+from ._params import encode, new_id
+from ._run import Choice, collect, merged, unless_gone
+from ._sse import DONE, json_response, sse, stream
+
+RENAMED: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "no_stop_trim": "include_stop",
+    "ebnf": "grammar",
+    "sampling_seed": "seed",
+    "random_seed": "seed",
+    "return_logprob": "sampling_params.logprobs",
+    "top_logprobs_num": "sampling_params.logprobs",
+    "logprob_start_len": "sampling_params.prompt_logprobs",
+    "lora_path": "adapter",
+    "extra_key": "salt",
+    "prompt": "text",
+}
+
+
+class GenerateBody(Body):
+    """POST /generate. A list of texts or of id lists is a batch; then `rid` is a list, and sampling_params may be."""
+
+    renamed: ClassVar[Mapping[str, str]] = RENAMED
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(
+        None, description="Fields of SamplingParams: " + ", ".join(SamplingParams.__struct_fields__)
+    )
+    stream: bool | None = None
+    rid: str | list[str] | None = Field(None, description="Names the call, for /abort; unique among running calls.")
+    priority: int | None = None
+    salt: str | None = None
+    adapter: str | None = None
+    routing_key: str | None = None
+
+
+class NativeApi:
+    """Kind `api`: one route for programs that want token ids and everything the engine can tell."""
+
+    api = 1
+    capabilities: ClassVar[frozenset[str]] = frozenset()
+
+    class Options(BaseModel):
+        """No options."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        del options, context
+
+    def router(self, service: Service) -> APIRouter:
+        """The route."""
+        router = APIRouter(tags=["native"])
+
+        @router.post("/generate")
+        async def generate(body: GenerateBody, request: Request) -> Response:
+            """Continue a text or token ids. The answer is an object, or a list for a batch or n > 1."""
+            started = time.monotonic()
+            calls = await _calls(body, service)
+            if body.stream:
+                return await stream(request, _chunks(service, calls, started))
+            results = await unless_gone(request.receive, collect(service, calls))
+            answers = [
+                _answer(service, call, index, choice, started)
+                for call, choices in zip(calls, results, strict=True)
+                for index, choice in enumerate(choices)
+            ]
+            single = isinstance(body.text, str) or (body.input_ids and isinstance(body.input_ids[0], int))
+            return json_response(answers[0] if single and len(answers) == 1 else answers)
+
+        return router
+
+
+async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
+    """Check and pack a body: one call per prompt."""
+    prompts = await _prompts(body, service)
+    batch = len(prompts)
+    rids = [body.rid] if isinstance(body.rid, str) else body.rid
+    if rids is None:
+        rids = [new_id("gen") for _ in prompts]
+    if len(rids) != batch or len(set(rids)) != batch or "" in rids:
+        raise RequestError(f"rid must name each of the {batch} prompts, without repeats", param="rid")
+    given = body.sampling_params or {}
+    settings = given if isinstance(given, list) else [given] * batch
+    if len(settings) != batch:
+        raise RequestError(f"{len(settings)} sampling_params for {batch} prompts", param="sampling_params")
+    return [
+        GenerateCall(
+            call_id=rid,
+            prompt=prompt,
+            params=_params(fields),
+            priority=body.priority or 0,
+            salt=body.salt,
+            adapter=body.adapter,
+            routing_key=body.routing_key,
+            stream=bool(body.stream),
+        )
+        for rid, prompt, fields in zip(rids, prompts, settings, strict=True)
+    ]
+
+
+async def _prompts(body: GenerateBody, service: Service) -> list[list[int]]:
+    """The prompts as token ids."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("give either text or input_ids", param="text")
+    if body.text is not None:
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        prompts = [await encode(service, text, "text") for text in texts]
+    else:
+        ids: Any = body.input_ids
+        prompts = [ids] if ids and isinstance(ids[0], int) else ids
+    if not prompts or not all(prompts):
+        name = "text" if body.text is not None else "input_ids"
+        raise RequestError(f"{name} is empty", hint="give at least one token", param=name)
+    return prompts
+
+
+def _params(fields: dict[str, Any]) -> SamplingParams:
+    """SamplingParams from their names, as strict as the constructor."""
+    known = SamplingParams.__struct_fields__
+    for name in fields:
+        if name not in known:
+            raise unknown_parameter(name, list(known), RENAMED)
+    values = {name: value for name, value in fields.items() if value is not None}
+    for name in ("stop", "stop_regex"):
+        if isinstance(values.get(name), str):
+            values[name] = [values[name]]
+    try:
+        return msgspec.convert(values, SamplingParams, str_keys=True)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at ")
+        found = re.search(r"\$\.(\w+)", place)
+        name = found[1] if found else "sampling_params"
+        raise RequestError(f"{name}: {what}", param=name) from None
+
+
+def _meta(call: GenerateCall, index: int, part: Choice | Event, usage: Usage | None, started: float) -> dict[str, Any]:
+    """`meta_info`."""
+    meta: dict[str, Any] = {"id": call.call_id, "choice": index, "finish_reason": part.finish_reason}
+    if part.finish_reason is not None:
+        usage = usage or Usage()
+        meta |= {
+            "stop_reason": part.stop_reason,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "e2e_latency": time.monotonic() - started,
+        }
+    return meta
+
+
+def _with_logprobs(service: Service, meta: dict[str, Any], part: Choice | Event) -> dict[str, Any]:
+    if part.logprobs is not None:
+        meta["logprobs"] = [entry(service.tokenizer, item) for item in part.logprobs]
+    if part.prompt_logprobs is not None:
+        meta["prompt_logprobs"] = prompt_entries(service.tokenizer, part.prompt_logprobs)
+    return meta
+
+
+def _answer(service: Service, call: GenerateCall, index: int, choice: Choice, started: float) -> dict[str, Any]:
+    """One element of the answer."""
+    meta = _with_logprobs(service, _meta(call, index, choice, choice.usage, started), choice)
+    return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+
+
+async def _chunks(service: Service, calls: list[GenerateCall], started: float) -> AsyncGenerator[bytes, None]:
+    """Deltas of all calls: `index` is the prompt's place in the batch, `meta_info.choice` the choice."""
+    async with aclosing(merged(service, calls)) as events:
+        async for place, event in events:
+            meta = _meta(calls[place], event.index, event, event.usage, started)
+            delta = {"index": place, "text": event.text, "output_ids": event.token_ids}
+            yield sse(delta | {"meta_info": _with_logprobs(service, meta, event)})
+    yield DONE
