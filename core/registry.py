@@ -99,7 +99,7 @@ class Registry:
         Raises PluginError saying why it cannot be used and what to do. Called once per named plugin and process.
         """
         loaded: type[Any] = self.resolve(kind, use)
-        _check_contract(kind, f"{kind} plugin '{use}'", loaded)
+        check_contract(kind, f"{kind} plugin '{use}'", loaded)
         return loaded
 
     def resolve(self, kind: str, use: str) -> Any:
@@ -209,7 +209,7 @@ def extra_of(found: Found, module: str = "") -> str | None:
     return None
 
 
-def _check_contract(kind: str, label: str, cls: Any) -> None:
+def check_contract(kind: str, label: str, cls: Any) -> None:
     from pydantic import BaseModel
 
     from . import interfaces

@@ -1,0 +1,41 @@
+"""For plugin authors: per kind a conformance suite and a fake. Needs pytest; names load on first use.
+
+from phloem.testing import ScheduleSuite
+
+class TestMine(ScheduleSuite):
+    plugin = MyPolicy
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+SUITES = {
+    "api": "ApiSuite",
+    "attention": "AttentionSuite",
+    "cache": "CacheSuite",
+    "eviction": "EvictionSuite",
+    "model": "ModelSuite",
+    "observer": "ObserverSuite",
+    "sampler": "SamplerSuite",
+    "schedule": "ScheduleSuite",
+    "spec": "SpecSuite",
+}
+_NAMES = {suite: kind for kind, suite in SUITES.items()} | {
+    "FakeDrafter": "spec",
+    "FakeEvictionNode": "eviction",
+    "FakeObserver": "observer",
+    "FakePolicy": "schedule",
+    "FakeProcessor": "sampler",
+    "FakeService": "api",
+    "NaiveAttention": "attention",
+}
+
+__all__ = ["SUITES", *_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'phloem.testing' has no attribute {name!r}")
+    return getattr(import_module(f".{_NAMES[name]}", __name__), name)

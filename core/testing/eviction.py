@@ -1,0 +1,71 @@
+"""Conformance of kind `eviction`: keys of any nodes compare, and reading a key changes nothing.
+
+class TestMine(EvictionSuite):
+    plugin = MyRule
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+
+import pytest
+
+from ..interfaces import Eviction
+from .plugin import PluginSuite
+
+
+@dataclass(slots=True)
+class FakeEvictionNode:
+    """A leaf of the tree as a rule sees it."""
+
+    last_access: int = 0
+    created: int = 0
+    hits: int = 0
+    tokens: int = 1
+    priority: int = 0
+
+
+def leaves(count: int, seed: int = 0) -> list[FakeEvictionNode]:
+    """Leaves of all sorts, extremes among them."""
+    rng = random.Random(seed)
+    nodes = [FakeEvictionNode(), FakeEvictionNode(2**62, 2**62, 2**31, 10**6, 100), FakeEvictionNode(priority=-100)]
+    for _ in range(count):
+        created = rng.randrange(10**6)
+        access = created + rng.randrange(10**6)
+        nodes.append(FakeEvictionNode(access, created, rng.randrange(50), rng.randrange(1, 4096), rng.randrange(-3, 4)))
+    return nodes
+
+
+class EvictionSuite(PluginSuite):
+    """A rule is a function of the node alone, total and cheap: it is asked for every push and pop of a heap."""
+
+    kind = "eviction"
+
+    def rule(self) -> Eviction:
+        """`make`, typed."""
+        rule: Eviction = self.make()
+        return rule
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_keys_are_totally_ordered(self, seed: int) -> None:
+        """Keys of any two nodes compare, one way only."""
+        rule = self.rule()
+        keys = [rule.key(node) for node in leaves(60, seed)]
+        for a in keys:
+            for b in keys:
+                assert (a < b) + (b < a) + (a == b) == 1, f"{a!r} and {b!r} have no order"
+
+    def test_keys_are_pure(self) -> None:
+        """A node's key depends on the node, not on what was asked before, and reading it changes nothing."""
+        rule, nodes = self.rule(), leaves(60)
+        before = [asdict(node) for node in nodes]
+        forwards = [rule.key(node) for node in nodes]
+        backwards = [rule.key(node) for node in reversed(nodes)][::-1]
+        assert forwards == backwards
+        assert before == [asdict(node) for node in nodes]
+
+    def test_two_rules_agree(self) -> None:
+        """A second instance with the same options orders the same."""
+        nodes = leaves(60)
+        assert [self.rule().key(node) for node in nodes] == [self.rule().key(node) for node in nodes]
