@@ -17,8 +17,8 @@ from .executor import Executor, SplitAttention
 from .hooks import ObserverSet
 from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
-from .loop import EngineCore, Parts
-from .memory import MemoryPlan, plan_memory
+from .loop import Parts
+from .memory import plan_memory
 from .pool import KVStore, SlotPool
 from .registry import build
 from .request import Request
@@ -29,19 +29,24 @@ from .tokenizer import Tokenizer
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_core(config: Config) -> EngineCore:
-    """A ready engine. Raises ConfigError, PluginError or ModelError. Loads weights, so it may take seconds."""
+def build_parts(config: Config) -> Parts:
+    """The parts of a ready engine. Raises ConfigError, PluginError or ModelError. Loads weights, so it may take seconds."""
     device = _device(config)
     context = PluginContext("model", config.model.use, device=str(device), dtype=config.model.dtype)
     context.extras["path"] = config.model.path
     model: Model = build("model", config.model, context)
     tokenizer = Tokenizer(model.tokenizer)
-    base = {"model": model.spec, "tokenizer": tokenizer, "device": str(device), "page_size": config.cache.page_size}
+    base: dict[str, Any] = {
+        "model": model.spec,
+        "tokenizer": tokenizer,
+        "device": str(device),
+        "page_size": config.cache.page_size,
+    }
 
     def make(kind: str, section: Any, **more: Any) -> Any:
         return build(kind, section, PluginContext(kind, getattr(section, "use", str(section)), **base, **more))
 
-    cache_class = config.cache.plugin
+    cache_class: Any = config.cache.plugin
     groups: tuple[PoolGroup, ...] = cache_class.groups(model.spec)
     memory = plan_memory(config, model.spec, groups, _DTYPES[model.spec.dtype].itemsize, device)
     pools = tuple(SlotPool(memory.tokens // config.cache.page_size, config.cache.page_size) for _ in groups)
@@ -80,11 +85,10 @@ def build_core(config: Config) -> EngineCore:
     info = ServiceInfo(config.model.name or model.spec.name, model.path, model.spec, limit, time.time())
     observers = ObserverSet.from_observers([(section.use, make("observer", section)) for section in config.observers])
     chosen = _chosen(config)
-    parts = Parts(
+    return Parts(
         admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, memory.text, chosen,
         config.engine.check,
     )  # fmt: skip
-    return EngineCore(parts)
 
 
 def _device(config: Config) -> torch.device:
@@ -119,6 +123,3 @@ def _chosen(config: Config) -> dict[str, str]:
     single["grammar"] = config.grammar.use
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
-
-
-__all__ = ["MemoryPlan", "build_core"]

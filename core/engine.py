@@ -47,10 +47,10 @@ class Engine:
         return engine
 
     def _start(self, config: Config) -> None:
-        from .assemble import build_core  # torch comes with it; `import phloem` must stay cheap
+        from .loop import EngineCore  # torch comes with it; `import phloem` must stay cheap
 
         self.config = config
-        self.core: EngineCore = build_core(config)
+        self.core = EngineCore.from_config(config)
         self._tokenizer = Tokenizer(self.core.tokenizer_data)
         self._sinks: dict[str, Sink] = {}
         self._lock = threading.Lock()

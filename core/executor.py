@@ -140,7 +140,8 @@ class Executor:
     def _score_chunk(self, segment: Segment, hidden: torch.Tensor) -> list[TokenLogprob]:
         top = segment.request.params.prompt_logprobs or 0
         scored: list[TokenLogprob] = []
-        for block in hidden.split(HEAD_BLOCK_ROWS):
+        for at in range(0, len(hidden), HEAD_BLOCK_ROWS):
+            block = hidden[at : at + HEAD_BLOCK_ROWS]
             first = segment.start + 1 + len(scored)
             tokens = segment.request.tokens[first : first + len(block)].tolist()
             scored += prompt_logprobs(self.model.logits(block), tokens, top) if tokens else []

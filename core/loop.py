@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from .admission import Admission
 from .batch import Plan, Segment, StepStats
+from .config import Config
 from .drafting import Drafting
 from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
 from .executor import Executor, Launched
@@ -63,6 +64,13 @@ class EngineCore:
         self._events: list[Event] = []
         self._stopping = False
 
+    @classmethod
+    def from_config(cls, config: Config) -> EngineCore:
+        """Load the model and build everything else; may take seconds. Raises ConfigError, PluginError, ModelError."""
+        from .assemble import build_parts  # the assembly needs every module, this one included
+
+        return cls(build_parts(config))
+
     # --- from any thread
 
     def submit(self, call: GenerateCall) -> None:
@@ -72,7 +80,11 @@ class EngineCore:
 
     def abort(self, call_id: str) -> None:
         """Cancel exactly this call, wherever it is; unknown ids are ignored."""
-        self._inbox.put(lambda: self.abort_now(call_id))
+
+        def work() -> None:
+            self.abort_now(call_id)
+
+        self._inbox.put(work)
 
     def invoke(self, function: Callable[[EngineCore], T]) -> Future[T]:
         """Run `function` between two steps, on the loop's thread."""

@@ -57,7 +57,7 @@ def plan_memory(
     if need > free:
         raise ConfigError(
             f"cache: {arithmetic}, but only {free / GIB:.2f} GiB are free on {device.type}",
-            hint=f"set cache.tokens to at most {free // per_token // page * page:,}, or choose a smaller model or dtype",
+            hint=f"set cache.tokens to {free // per_token // page * page} or less, or choose a smaller model or dtype",
         )
     context = spec.context_length
     if config.engine.context_length is not None:

@@ -24,7 +24,7 @@ class SlotPool:
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.total = pages * page_size
-        self._free = np.arange(pages, dtype=np.int32)[::-1].copy()
+        self._free: IntArray = np.arange(pages, dtype=np.int32)[::-1].copy()
         self._count = pages
 
     @property
@@ -42,7 +42,7 @@ class SlotPool:
         self._count -= pages
         if self.page_size == 1:
             return taken.copy()
-        spread = taken[:, None] * self.page_size + np.arange(self.page_size, dtype=np.int32)
+        spread: IntArray = taken[:, None] * np.int32(self.page_size) + np.arange(self.page_size, dtype=np.int32)
         return spread.reshape(-1)
 
     def release(self, slots: IntArray) -> None:

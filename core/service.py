@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .interfaces import ServiceInfo
 from .messages import Event, GenerateCall
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .loop import EngineCore
 
 Sink = Callable[[Event], None]
+T = TypeVar("T")
 
 
 class CloseCall(Protocol):
@@ -47,7 +48,11 @@ class LocalService:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Event] = asyncio.Queue()
         left = call.params.n
-        self._open(call, lambda event: loop.call_soon_threadsafe(inbox.put_nowait, event))
+
+        def receive(event: Event) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+        self._open(call, receive)
         try:
             while left:
                 event = await inbox.get()
@@ -70,5 +75,5 @@ class LocalService:
         """Drop everything cached that no request uses."""
         await self._invoke(lambda core: core.flush_cache())
 
-    async def _invoke(self, function: Callable[[EngineCore], Any]) -> Any:
+    async def _invoke(self, function: Callable[[EngineCore], T]) -> T:
         return await asyncio.wrap_future(self._core.invoke(function))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from phloem.interfaces import PluginContext
-from phloem.request import Request
 from pydantic import BaseModel, ConfigDict
 
+from phloem.interfaces import PluginContext
+from phloem.request import Request
 
-class Options(BaseModel):
+
+class FcfsOptions(BaseModel):
     """`schedule: {use: fcfs}` has no options of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -19,10 +20,10 @@ class Fcfs:
     """Arrival order; a retracted request keeps its place."""
 
     api = 1
-    Options = Options
+    Options = FcfsOptions
     capabilities: frozenset[str] = frozenset()
 
-    def __init__(self, options: Options, context: PluginContext) -> None:
+    def __init__(self, options: FcfsOptions, context: PluginContext) -> None:
         pass
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from phloem.interfaces import PluginContext
-from phloem.request import Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from phloem.interfaces import PluginContext
+from phloem.request import Request
 
-class Options(BaseModel):
+
+class LpmOptions(BaseModel):
     """Options of `schedule: {use: lpm}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -26,10 +27,10 @@ class Lpm:
     """
 
     api = 1
-    Options = Options
+    Options = LpmOptions
     capabilities = frozenset({"matched"})
 
-    def __init__(self, options: Options, context: PluginContext) -> None:
+    def __init__(self, options: LpmOptions, context: PluginContext) -> None:
         longest = context.model.context_length if context.model else 1 << 20
         self._charge = longest / options.max_overtakes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from phloem import Engine, SamplingParams
 
 # Design §8: a mismatch is excused only where the reference's two best logits differ by less than this.

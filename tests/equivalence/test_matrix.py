@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from equivalence.harness import assert_same, engine, greedy, prompts, tiny_reference
+from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
 
 COUNT = 24
 PROMPTS = prompts(8)

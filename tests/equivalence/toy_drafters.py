@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import ClassVar
 
+from pydantic import BaseModel, ConfigDict
+
 from phloem.drafts import Draft
 from phloem.interfaces import DraftContext, PluginContext
-from pydantic import BaseModel, ConfigDict
 
 
 class Options(BaseModel):

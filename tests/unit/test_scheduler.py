@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from phloem.interfaces import PluginContext
 from phloem.ledger import Ledger
 from phloem.messages import GenerateCall
@@ -116,8 +117,8 @@ def test_shared_prefix_is_computed_once_when_all_arrive_together() -> None:
 def test_waiting_for_a_prefix_ends_when_its_owner_is_gone() -> None:
     prefix = text(0, 200)
     bench = Bench(pool=8192)
-    first = bench.add(prefix + [1])
-    second = bench.add(prefix + [2])
+    first = bench.add([*prefix, 1])
+    second = bench.add([*prefix, 2])
     bench.step()
     assert (first.state, second.state) == (State.RUNNING, State.WAITING)
     bench.scheduler.drop(first, publish=False)
