@@ -42,8 +42,13 @@ class Engine:
     @classmethod
     def from_yaml(cls, path: str, *, sets: Sequence[str] = ()) -> Engine:
         """An engine from a YAML file; `sets` are overrides such as "cache.page_size=16"."""
+        return cls.from_config(load_config(path, sets=sets))
+
+    @classmethod
+    def from_config(cls, config: Config) -> Engine:
+        """An engine from a configuration that is loaded already."""
         engine = cls.__new__(cls)
-        engine._start(load_config(path, sets=sets))
+        engine._start(config)
         return engine
 
     def _start(self, config: Config) -> None:

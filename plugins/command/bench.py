@@ -13,6 +13,7 @@ from typing import Any
 from phloem.errors import ConfigError
 
 from ._machine import describe
+from ._table import table as tabulate
 
 SCHEMA = 1
 # Lengths in tokens: (shared prefix, own input, output). Each stresses one part of the engine.
@@ -125,7 +126,7 @@ def table(runs: Sequence[Mapping[str, float]]) -> str:
     shown = [column for column in COLUMNS if column[0] in runs[0]]
     rows = [[heading for _, heading, _ in shown]]
     rows += [[form.format(run[key]) for key, _, form in shown] for run in runs]
-    return _aligned(rows)
+    return tabulate(rows[0], rows[1:])
 
 
 def breakdown(runs: Sequence[Mapping[str, float]]) -> str:
@@ -140,7 +141,7 @@ def breakdown(runs: Sequence[Mapping[str, float]]) -> str:
         times = [f"{1e3 * run[name] / max(1, run['steps']):.3f}" for name in STEP_TIMES]
         shares = [f"{100 * host / total:.2f} %", f"{100 * run['cached_tokens'] / prompt_tokens:.1f} %"]
         rows.append([f"{run['concurrency']:.0f}", f"{run['steps']:.0f}", *times, *shares])
-    return _aligned(rows)
+    return tabulate(rows[0], rows[1:])
 
 
 def read(path: str) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def comparison(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
         f"{key}: A {left!r}, B {right!r}"
         for key, left, right in _differences({k: a[k] for k in _CONTEXT}, {k: b[k] for k in _CONTEXT})
     ]
-    return "\n".join([_aligned(rows), *(["", "differs:", *notes] if notes else [])])
+    return "\n".join([tabulate(rows[0], rows[1:]), *(["", "differs:", *notes] if notes else [])])
 
 
 _CONTEXT = ("workload", "seed", "config", "machine")
@@ -185,8 +186,3 @@ def _differences(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
         keys = sorted({*a, *b})
         return [found for key in keys for found in _differences(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))]
     return [] if a == b else [(path, a, b)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
