@@ -237,7 +237,6 @@ class TokenizerData:
     json: str  # a `tokenizers` tokenizer.json
     chat_template: str | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token, ... for the template
-    add_bos: bool = False  # whether the template-free encoding starts with bos
 
 
 class Model(Protocol):

@@ -11,7 +11,7 @@ HIDDEN, HEADS, KV_HEADS, LAYERS, WINDOW, CONTEXT = 64, 4, 2, 3, 16, 1024
 CORPUS = """The sugar a leaf makes travels down the stem in the phloem, and the water goes up in the xylem.
 A tree of tokens grows the same way: one root, many branches, and whatever two requests share is stored once.
 def match(tokens): return [node for node in tokens if node is not None]  # 0 1 2 3 4 5 6 7 8 9 10 11 12 2024
-{"name": "Ada", "age": 36, "tags": ["a", "b"]} naïve café, größer, 你好，世界, привет мир, emoji 🙂🌳 and tabs\t\tand lines\n
+{"name": "Ada", "age": 36, "tags": ["a", "b"]} naïve café, größer, 你好，世界, привет мир, emoji 🙂🌳, tabs\t\tand\n
 When in the course of events it becomes necessary to test a thing, the thing is tested; when not, it is not tested.
 The quick brown fox jumps over the lazy dog while the other foxes sleep, and the dogs sleep, and everything sleeps.
 """

@@ -8,9 +8,11 @@ from phloem.errors import ModelError
 
 from .folder import FolderSource
 from .gguf import GgufSource
+from .known import KNOWN, served_name
+from .resolve import resolve
 from .types import ModelSource
 
-__all__ = ["FolderSource", "GgufSource", "ModelSource", "open_source", "resolve"]
+__all__ = ["KNOWN", "FolderSource", "GgufSource", "ModelSource", "open_source", "resolve", "served_name"]
 
 
 def open_source(path: str, *, progress: bool = False) -> ModelSource:
@@ -23,12 +25,4 @@ def open_source(path: str, *, progress: bool = False) -> ModelSource:
         return FolderSource(where, progress=progress)
     if where.is_file():
         return GgufSource(where, progress=progress)
-    raise ModelError(f"{path} is neither a folder nor a GGUF file")
-
-
-def resolve(name: str, *, progress: bool = False) -> str:
-    """The folder or GGUF file that `name` means."""
-    if Path(name).exists():
-        return str(Path(name))
-    known = Path.home() / ".cache" / "phloem" / "models" / name
-    return str(next(known.glob("*.gguf")))
+    raise ModelError(f"{path} is neither a folder nor a file", hint="give a folder with config.json, or a .gguf file")

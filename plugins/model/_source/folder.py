@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phloem.errors import ModelError
 from phloem.interfaces import TokenizerData
 
+from .post_processor import template_processor
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class FolderSource:
     format = "safetensors"
 
     def __init__(self, path: Path, *, progress: bool = False) -> None:
-        """Read config.json and generation_config.json of `path`; raises ModelError if the first is missing or broken."""
+        """Read config.json and generation_config.json; raises ModelError if the first is missing or broken."""
         self.path = str(path)
         self._folder = path
         self._progress = progress
@@ -51,10 +52,9 @@ class FolderSource:
         named = {key: config.get(key, saved.get(key)) for key in _SPECIAL}
         special = {key: _content(value) for key, value in named.items() if value}
         return TokenizerData(
-            json=file.read_text(encoding="utf-8"),
+            json=_document(file, config, special),
             chat_template=self._chat_template(config),
             special_tokens=special,
-            add_bos=False,  # tokenizer.json's own post-processor says which special tokens an encoding gets
         )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -63,16 +63,14 @@ class FolderSource:
 
         shards = self._shards()
         with Progress("Loading weights", total=len(shards), enabled=self._progress) as bar:
-            for shard in shards:
+            for done, shard in enumerate(shards, start=1):
                 try:
                     with safe_open(shard, framework="pt") as file:
                         for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                             yield name, file.get_tensor(name)
                 except SafetensorError as error:
-                    raise ModelError(
-                        f"{shard} is damaged: {error}", hint="copy or download the file again"
-                    ) from error
-                bar.advance(1)
+                    raise ModelError(f"{shard} is damaged: {error}", hint="copy or download the file again") from error
+                bar.update(done)
 
     def _shards(self) -> list[Path]:
         index = read_json(self._folder / "model.safetensors.index.json")
@@ -124,6 +122,20 @@ def read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds {type(value).__name__}, expected a JSON object")
     return value
+
+
+def _document(file: Path, config: dict[str, Any], special: dict[str, str]) -> str:
+    """tokenizer.json, in which tokenizer_config.json's add_bos_token and add_eos_token, where given, have their way."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return file.read_text(encoding="utf-8")
+    document = read_json(file) or {}
+    first = special.get("bos_token") if config.get("add_bos_token") else None
+    last = special.get("eos_token") if config.get("add_eos_token") else None
+    vocab = document.get("model", {}).get("vocab", {})
+    ids = (vocab if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}) | {
+        token["content"]: token["id"] for token in document.get("added_tokens", [])
+    }
+    return json.dumps(document | {"post_processor": template_processor(first, last, ids)}, ensure_ascii=False)
 
 
 def _content(token: Any) -> str:

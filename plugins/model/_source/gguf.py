@@ -48,11 +48,11 @@ class GgufSource:
         import torch
 
         with Progress("Loading weights", total=len(self._names), enabled=self._progress) as bar:
-            for name, hf in self._names.items():
+            for done, (name, hf) in enumerate(self._names.items(), start=1):
                 values = to_hf(self._file.dequantise(name), name, self._arch, self.config)
                 # F32 tensors come as read-only views of the file
                 yield hf, torch.from_numpy(values if values.flags.writeable else values.copy())
-                bar.advance(1)
+                bar.update(done)
 
     def _checked_names(self) -> dict[str, str]:
         expected = expected_shapes(self.config, self._arch)

@@ -62,10 +62,11 @@ class _Keys:
     def get(self, name: str, default: Any = None) -> Any:
         return self.file.metadata.get(f"{self.arch}.{name}", default)
 
-    def need(self, name: str) -> Any:
-        value = self.get(name)
+    def need(self, name: str, default: Any = None) -> Any:
+        value = self.get(name, default)
         if value is None:
-            raise ModelError(f"{self.file.path} lacks the metadata '{self.arch}.{name}'", hint="convert the model again")
+            key = f"{self.arch}.{name}"
+            raise ModelError(f"{self.file.path} lacks the metadata '{key}'", hint="convert the model again")
         if isinstance(value, list):  # one value per layer
             if len(set(value)) != 1:
                 raise ModelError(f"{self.file.path}: '{self.arch}.{name}' differs from layer to layer: {value}")
@@ -102,7 +103,7 @@ def _common(keys: _Keys) -> dict[str, Any]:
         "intermediate_size": int(keys.need("feed_forward_length")),
         "num_hidden_layers": int(keys.need("block_count")),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(keys.need("attention.head_count_kv") if keys.get("attention.head_count_kv") else heads),
+        "num_key_value_heads": int(keys.need("attention.head_count_kv", heads)),
         "head_dim": head_dim,
         "max_position_embeddings": int(keys.need("context_length")),
         "rms_norm_eps": float(keys.need("attention.layer_norm_rms_epsilon")),
@@ -139,6 +140,7 @@ def _llama_like(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
 def _gemma(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     widest = layers == _WIDEST_LAYERS[keys.arch]
+    query_width = config["hidden_size"] // config["num_attention_heads"] if widest else config["head_dim"]
     theta = float(keys.get("rope.freq_base", 10000.0))
     period = 2 if keys.arch == "gemma2" else 6
     pattern = keys.get("attention.sliding_window_pattern", period)
@@ -147,7 +149,7 @@ def _gemma(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
         "model_type": "gemma2" if keys.arch == "gemma2" else "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if widest else config["head_dim"],
+        "query_pre_attn_scalar": query_width,
         "sliding_window": int(keys.need("attention.sliding_window")),
         "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
         "attn_logit_softcapping": keys.get("attn_logit_softcapping", 50.0 if keys.arch == "gemma2" else None),

@@ -89,6 +89,7 @@ def expected_shapes(config: dict[str, Any], arch: str) -> dict[str, tuple[int, .
         layer["self_attn.o_proj.bias"] = (hidden,)
     if config.get("mlp_bias"):
         layer |= {"mlp.gate_proj.bias": (wide,), "mlp.up_proj.bias": (wide,), "mlp.down_proj.bias": (hidden,)}
-    names = {f"model.layers.{i}.{name}": shape for i in range(config["num_hidden_layers"]) for name, shape in layer.items()}
+    layers = range(config["num_hidden_layers"])
+    names = {f"model.layers.{i}.{name}": shape for i in layers for name, shape in layer.items()}
     names |= {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
     return names if config["tie_word_embeddings"] else names | {"lm_head.weight": (config["vocab_size"], hidden)}

@@ -15,6 +15,7 @@ from phloem.interfaces import TokenizerData
 
 from .bpe_merges import merges_by_position, merges_by_score
 from .gguf_file import GgufFile
+from .post_processor import template_processor
 from .pre_tokenizers import PLAIN, SPLITS, STARTS_WITH_BOS, UNMERGED
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types that are matched whole in a text
@@ -37,7 +38,8 @@ def tokenizer_from_gguf(file: GgufFile) -> TokenizerData:
         parts = _sentencepiece(meta, tokens)
     else:
         raise ModelError(
-            f"{file.path} has a tokenizer of type '{family}'; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are read",
+            f"{file.path} has a tokenizer of type '{family}'; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) "
+            "are read",
             hint="load the model from a folder with tokenizer.json",
         )
     vocab = parts["model"]["vocab"]
@@ -147,21 +149,3 @@ def _post_processor(meta: dict[str, Any], special: dict[str, str], vocab: dict[s
     first = special.get("bos_token") if meta.get("tokenizer.ggml.add_bos_token", pieces) else None
     last = special.get("eos_token") if meta.get("tokenizer.ggml.add_eos_token", False) else None
     return template_processor(first, last, vocab)
-
-
-def template_processor(first: str | None, last: str | None, vocab: dict[str, int]) -> dict[str, Any] | None:
-    """The post-processor that puts `first` before and `last` after a text; None if there is nothing to add."""
-    if first is None and last is None:
-        return None
-
-    def around(sequence: str, kind: int) -> list[dict[str, Any]]:
-        parts = [{"SpecialToken": {"id": token, "type_id": kind}} if token else None for token in (first, last)]
-        return [part for part in (parts[0], {"Sequence": {"id": sequence, "type_id": kind}}, parts[1]) if part]
-
-    added = [token for token in (first, last) if token]
-    return {
-        "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
-        "special_tokens": {token: {"id": token, "ids": [vocab[token]], "tokens": [token]} for token in added},
-    }

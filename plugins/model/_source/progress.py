@@ -30,12 +30,14 @@ class Progress:
             print(f"{self.label} ...", file=sys.stderr, flush=True)
         return self
 
-    def advance(self, amount: int) -> None:
-        """Count `amount` more items or bytes."""
+    def update(self, done: int) -> None:
+        """So many items or bytes are done."""
         if self._rich is not None:
-            self._rich.advance(self._task, amount)
+            self._rich.update(self._task, completed=done)
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._rich is not None:
             self._rich.stop()
         elif self.enabled and kind is None:
