@@ -28,15 +28,17 @@ class ModelSuite:
     path: ClassVar[str]
     tolerance: ClassVar[float] = 1e-4  # of logits, absolute, in float32
 
-    def make(self, path: str) -> Model:
+    @classmethod
+    def make(cls, path: str) -> Model:
         """The plugin's instance for a path, with default options."""
-        model: Model = self.plugin(self.plugin.Options(), PluginContext("model", "under test", extras={"path": path}))
+        model: Model = cls.plugin(cls.plugin.Options(), PluginContext("model", "under test", extras={"path": path}))
         return model
 
     @pytest.fixture(scope="class")
-    def model(self) -> Model:
+    @classmethod
+    def model(cls) -> Model:
         """The loaded model; one instance serves all tests."""
-        return self.make(self.path)
+        return cls.make(cls.path)
 
     def test_supports_what_it_loads(self, model: Model) -> None:
         """`supports` accepts the model under test."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+
 from phloem.batch import Batch
 
 BATCHED_QUERIES = 32  # segments with more queries than this fill a matrix product on their own

@@ -8,10 +8,11 @@ that share a KV head are stacked as extra query rows, or broadcast with stride 0
 from __future__ import annotations
 
 import torch
+from pydantic import BaseModel, ConfigDict
+
 from phloem.batch import Batch
 from phloem.interfaces import PluginContext
 from phloem.pool import KVStore
-from pydantic import BaseModel, ConfigDict
 
 from ._pieces import Piece, Pieces
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from phloem.interfaces import PluginContext
 from phloem.model_spec import LayerSpec, ModelSpec
 from phloem.plugins.attention._pieces import PIECE_TOKENS, Pieces

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from support import WINDOW
+
 from phloem.errors import ModelError
 from phloem.interfaces import PluginContext
 from phloem.plugins.attention.torch_paged import TorchAttention
@@ -19,8 +22,6 @@ from phloem.plugins.model.native import NativeModel
 from phloem.plugins.model.native.config import read_arch
 from phloem.testing.model import ModelSuite
 from phloem.testing.ragged import Part, Ragged
-from safetensors.torch import load_file, save_file
-from support import WINDOW
 
 TinyModel = Callable[[str], Path]
 FAMILIES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3"]
@@ -77,8 +78,9 @@ class TestLlama(ModelSuite):
     plugin = NativeModel
 
     @pytest.fixture(scope="class")
-    def model(self, tiny_model: TinyModel):
-        return self.make(str(tiny_model("llama3-rope")))
+    @classmethod
+    def model(cls, tiny_model: TinyModel):
+        return cls.make(str(tiny_model("llama3-rope")))
 
 
 class TestGemma3(ModelSuite):
@@ -87,8 +89,9 @@ class TestGemma3(ModelSuite):
     plugin = NativeModel
 
     @pytest.fixture(scope="class")
-    def model(self, tiny_model: TinyModel):
-        return self.make(str(tiny_model("gemma3")))
+    @classmethod
+    def model(cls, tiny_model: TinyModel):
+        return cls.make(str(tiny_model("gemma3")))
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
 from phloem.interfaces import AttentionStep
 
 from .config import Arch

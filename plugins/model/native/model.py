@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+
 from phloem.batch import Batch
 from phloem.errors import ModelError
 from phloem.interfaces import AttentionStep, PluginContext
-from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec
-from pydantic import BaseModel, ConfigDict
+from phloem.model_spec import LayerSpec, ModelSpec
 
 from .._source import open_source, resolve
+from .._spec import choose_dtype, state_groups
 from .config import Arch, read_arch
 from .layers import Layer
 from .linear import Linear
@@ -42,7 +44,7 @@ class NativeModel:
         self.tokenizer = source.tokenizer()
         self.arch = arch
         self._device = torch.device(context.device)
-        self._dtype = choose_dtype(context.dtype, self._device, source)
+        self._dtype = choose_dtype(context.dtype, self._device, source.config)
         self.spec = make_spec(arch, source, self._dtype)
         weights = Weights(self._dtype, self._device)
         self._embedding = weights.matrix({"model.embed_tokens.weight": arch.vocab_size}, arch.hidden)
@@ -60,8 +62,9 @@ class NativeModel:
     @classmethod
     def supports(cls, path: str) -> str | None:
         """None, or why this model is not one of the families; reads its metadata only."""
+        where = resolve(path, progress=True)  # a name that means nothing is an error, not a reason to ask the next one
         try:
-            read_arch(open_source(path).config)
+            read_arch(open_source(where).config)
         except ModelError as error:
             return error.message
         return None
@@ -98,24 +101,10 @@ class NativeModel:
         return tables
 
 
-def choose_dtype(asked: str, device: torch.device, source: ModelSource) -> torch.dtype:
-    """The dtype a config's `auto` means here: float32 on CPUs, elsewhere the one the model was saved in."""
-    if asked == "auto":
-        saved = source.config.get("dtype") or source.config.get("torch_dtype") or "bfloat16"
-        asked = "float32" if device.type == "cpu" else str(saved)
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if asked not in dtypes:
-        raise ModelError(f"model.dtype {asked!r} is not one of auto, {', '.join(dtypes)}")
-    return dtypes[asked]
-
-
 def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
-    """State groups in order: full attention first, then one per window size."""
-    windows = sorted({layer.window for layer in arch.layers}, key=lambda w: w or 0)
-    groups = tuple(GroupSpec("full") if w is None else GroupSpec("window", "window", w) for w in windows)
-    layers = tuple(
-        LayerSpec(arch.kv_heads, arch.head_dim, arch.head_dim, windows.index(layer.window)) for layer in arch.layers
-    )
+    """What the core needs to know of a loaded model."""
+    groups, indices = state_groups([layer.window for layer in arch.layers])
+    layers = tuple(LayerSpec(arch.kv_heads, arch.head_dim, arch.head_dim, group) for group in indices)
     return ModelSpec(
         name=arch.model_type,
         vocab_size=arch.vocab_size,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+
 from phloem.errors import ModelError
 
 
