@@ -138,9 +138,9 @@ def load_config(
     return _resolve(layers, env, problems)
 
 
-def load_target(target: str, *, sets: Sequence[str] = ()) -> Config:
-    """What the commands take as CONFIG|MODEL: a `.yaml` file, or a model served with the defaults."""
-    if target.endswith((".yaml", ".yml")):
+def load_target(target: str | None, *, sets: Sequence[str] = ()) -> Config:
+    """What commands take as CONFIG|MODEL: a YAML file, or a model with the defaults; None is all defaults."""
+    if target is None or target.endswith((".yaml", ".yml")):
         return load_config(target, sets=sets)
     return load_config(sections={"model": {"path": target}}, sets=sets)
 

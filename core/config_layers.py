@@ -91,7 +91,7 @@ def default_layer() -> Layer:
     for path, (_, section) in SLOTS.items():
         if len(path) == 1:
             data[str(path[0])] = {"use": section.model_fields["use"].default}
-    data["cache"]["eviction"] = {"use": "lru"}
+    data["cache"]["eviction"] = {"use": s.CacheSection.model_fields["eviction"].default.use}
     return Layer("default", data)
 
 

@@ -43,9 +43,13 @@ def _auto_size(value: Any) -> Any:
     return value if value == "auto" else parse_size(value)
 
 
-_SIZE_SCHEMA = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9.]+ *[kKmMgGtT]?(i[bB])?$"}]}
+_SIZE_SCHEMA = {
+    "anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9.]+ *([kKmMgGtT](i[bB])?)?$"}],
+    "format": "size",
+}
+_AUTO_SCHEMA = {"anyOf": [{"const": "auto"}, _SIZE_SCHEMA]}
 Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)]
-AutoSize = Annotated[int | Literal["auto"], BeforeValidator(_auto_size), WithJsonSchema(_SIZE_SCHEMA)]
+AutoSize = Annotated[int | Literal["auto"], BeforeValidator(_auto_size), WithJsonSchema(_AUTO_SCHEMA)]
 
 
 class Section(BaseModel):
@@ -130,7 +134,7 @@ class CacheSection(PluginSection):
     """Memory of the KV pool in bytes; `auto` takes what the machine can spare."""
     tokens: Annotated[Size, Field(ge=1)] | None = None
     """Slots of the KV pool, in tokens; wins over `size`."""
-    eviction: PluginSection
+    eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
 
     @model_validator(mode="after")

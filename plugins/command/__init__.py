@@ -1,0 +1,1 @@
+"""Commands of the `phloem` program, one module each; imported only when called."""

@@ -1,0 +1,310 @@
+"""The texts `phloem plugins new` fills in: `$$cls`, `$$name`, ... A body is the smallest plugin worth starting from."""
+
+from __future__ import annotations
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling>=1.25"]
+build-backend = "hatchling.build"
+
+[project]
+name = "$distribution"
+version = "0.1.0"
+description = "A plugin of kind $kind for phloem."
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["phloem>=0.1"]
+
+[project.optional-dependencies]
+dev = ["pytest>=8"]
+
+[project.entry-points."phloem.$kind"]
+$name = "$module:$cls"
+
+[tool.hatch.build.targets.wheel]
+only-include = ["$module.py"]
+"""
+
+README = """
+# $distribution
+
+A plugin of kind `$kind` for [phloem](https://pypi.org/project/phloem/).
+
+    pip install -e .
+    pytest                       # the kind's conformance suite
+    phloem plugins list --kind $kind
+
+Installing it activates nothing; a configuration names it:
+
+```yaml
+$section
+```
+"""
+
+TEST = '''
+"""The plugin passes the conformance suite of its kind."""
+
+from phloem.testing import $suite
+
+from $module import $cls
+
+
+class Test$cls($suite):
+    plugin = $cls
+$attributes'''
+
+SECTIONS = {
+    "api": "server: {apis: [openai, $name]}",
+    "attention": "attention: {use: $name}",
+    "cache": "cache: {use: $name}",
+    "eviction": "cache: {eviction: {use: $name}}",
+    "observer": "observers: [{use: $name}]",
+    "sampler": "samplers: [{use: $name}]",
+    "schedule": "schedule: {use: $name}",
+    "spec": "spec: [{use: $name}]",
+}
+
+_HEAD = '''"""$cls: a plugin of kind `$kind`."""
+
+from __future__ import annotations
+
+'''
+_CLASS = '''
+
+class $cls:
+    """What it does, in one line: `phloem plugins` shows it."""
+
+    api = 1
+    capabilities: frozenset[str] = frozenset()
+
+    class Options(BaseModel):
+        """Options of `use: $name`; the text under a field is its documentation."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+'''
+
+_SCHEDULE = f'''{_HEAD}from collections.abc import Iterable, Sequence
+
+from phloem.interfaces import PluginContext
+from phloem.request import Request
+from pydantic import BaseModel, ConfigDict, Field
+{_CLASS}
+        patience: int = Field(default=100, ge=1)
+        """No request is overtaken by more later ones than this."""
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        longest = context.model.context_length if context.model else 1 << 20
+        self._charge = longest / options.patience
+
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        """Shortest prompt first; a charge per arrival keeps long prompts from starving."""
+        return sorted(waiting, key=lambda request: request.prompt_len + request.arrival * self._charge)
+
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        """None leaves the choice to the core."""
+        return None
+'''
+
+_EVICTION = f'''{_HEAD}from phloem.interfaces import EvictionNode, PluginContext
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        pass
+
+    def key(self, node: EvictionNode) -> tuple[int, int]:
+        """The smallest key goes first: here the least used, then the least recently used."""
+        return node.hits, node.last_access
+'''
+
+_OBSERVER = f'''{_HEAD}import logging
+
+from phloem.batch import StepStats
+from phloem.hooks import hookimpl
+from phloem.interfaces import PluginContext
+from pydantic import BaseModel, ConfigDict, Field
+{_CLASS}
+        every: int = Field(default=100, ge=1)
+        """Steps between two lines of log."""
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self._every = options.every
+        self._log = logging.getLogger("phloem.$name")
+
+    @hookimpl
+    def step(self, stats: StepStats) -> None:
+        """Called after each step, on the loop's thread: be quick."""
+        if stats.step % self._every == 0:
+            self._log.info("step %d: %d requests, %d tokens", stats.step, stats.requests, stats.forward_tokens)
+
+    @hookimpl
+    def stop(self) -> None:
+        """The engine ends: close what is open."""
+        self._log.info("the engine has ended")
+'''
+
+_SPEC = f'''{_HEAD}from phloem.drafts import Draft
+from phloem.interfaces import DraftContext, PluginContext
+from pydantic import BaseModel, ConfigDict, Field
+{_CLASS}
+        max_tokens: int = Field(default=4, ge=1)
+        """Longest draft."""
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self._max_tokens = options.max_tokens
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        """Whatever followed the last token where it occurred before. A wrong guess costs time, never correctness."""
+        tokens = context.tokens
+        for i in range(len(tokens) - 2, -1, -1):
+            if tokens[i] == tokens[-1]:
+                return Draft.chain(tokens[i + 1 : i + 1 + min(budget, self._max_tokens)])
+        return None
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended: drop what was kept for it."""
+'''
+
+_SAMPLER = f'''{_HEAD}from collections.abc import Sequence
+from typing import Any
+
+import torch
+from phloem.errors import RequestError
+from phloem.interfaces import PluginContext, RowContext
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        pass
+
+    def validate(self, arguments: dict[str, Any]) -> None:
+        """A request says `logits_processors: {{"$name": {{"scale": 0.5}}}}`."""
+        scale = arguments.get("scale", 1.0)
+        if set(arguments) - {{"scale"}} or not isinstance(scale, (int, float)) or not 0 < scale <= 10:
+            raise RequestError("$name takes scale, in (0, 10]", param="logits_processors")
+
+    def process(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> None:
+        """Edit logits [len(rows), vocab] in place, each row by its own context only."""
+        scales = torch.tensor([float(row.arguments.get("scale", 1.0)) for row in rows], device=logits.device)
+        logits.mul_(scales[:, None])
+'''
+
+_ATTENTION = f'''{_HEAD}from phloem.batch import Batch
+from phloem.interfaces import AttentionStep, PluginContext
+from phloem.pool import KVStore
+from phloem.testing import NaiveAttention
+from pydantic import BaseModel, ConfigDict
+{_CLASS.replace("frozenset()", 'frozenset({"tree_mask", "window", "softcap", "gqa"})')}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self._kernel = NaiveAttention()  # the definition, slow: replace it, and keep the test
+
+    def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
+        """Everything that is the same for all layers happens here, once a step."""
+        return self._kernel.prepare(batch, kv)
+'''
+
+_CACHE = f'''{_HEAD}from array import array
+from dataclasses import dataclass
+
+import numpy as np
+from phloem.batch import IntArray
+from phloem.interfaces import CacheCounts, Lease, Match, PluginContext, PoolGroup, Published
+from phloem.model_spec import ModelSpec
+from phloem.request import Namespace
+from pydantic import BaseModel, ConfigDict
+
+
+@dataclass(slots=True)
+class Nothing:
+    """A lease of no tokens."""
+
+    length: int = 0
+    released: bool = False
+{_CLASS}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self.version = 0  # change it whenever a match may have changed
+        self._none: IntArray = np.empty(0, dtype=np.int32)
+
+    @classmethod
+    def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
+        """One pool for all layers."""
+        return (PoolGroup("full", tuple(range(len(spec.layers)))),)
+
+    def match(self, tokens: array[int], limit: int, namespace: Namespace) -> Match:
+        """Start here: the longest prefix of tokens[:limit] whose KV is kept."""
+        return Match(0, None)
+
+    def peek(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
+        """What `match` would find, changing nothing."""
+        return 0
+
+    def lease(self, match: Match) -> Lease:
+        """Protect a match from eviction."""
+        return Nothing()
+
+    def slots(self, lease: Lease) -> tuple[IntArray, ...]:
+        """The slots of the leased tokens."""
+        return (self._none,)
+
+    def publish(
+        self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
+    ) -> Published:
+        """Declines: the caller keeps its slots. With capability `sharing`, take them and return a longer lease."""
+        self.release(lease)
+        return Published(Nothing(), (self._none,))
+
+    def release(self, lease: Lease) -> None:
+        """The end of a lease, once."""
+        assert isinstance(lease, Nothing) and not lease.released, "this lease was released before"
+        lease.released = True
+
+    def evict(self, slots: int, group: int = 0) -> int:
+        """Free slots into the pool (`context.pools[group]`); returns how many."""
+        return 0
+
+    def counts(self) -> tuple[CacheCounts, ...]:
+        """Evictable and protected slots."""
+        return (CacheCounts(0, 0),)
+
+    def reset(self) -> None:
+        """Drop what is not leased."""
+
+    def check(self) -> None:
+        """Verify the cache's own invariants."""
+
+    def owned_pages(self) -> list[set[int]]:
+        """Pages that the cache owns."""
+        return [set()]
+'''
+
+_API = f'''{_HEAD}from fastapi import APIRouter
+from phloem.interfaces import PluginContext, Service
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        pass
+
+    def router(self, service: Service) -> APIRouter:
+        """Called before the model is loaded: read `service` inside the routes only."""
+        router = APIRouter()
+
+        @router.post("/$name/count")
+        async def count(body: dict[str, str]) -> dict[str, int]:
+            return {{"tokens": len(service.tokenizer.encode(body["text"]))}}
+
+        return router
+'''
+
+# kind -> module text, suite, attributes of the test class
+BODIES = {
+    "api": (_API, "ApiSuite", ""),
+    "attention": (_ATTENTION, "AttentionSuite", ""),
+    "cache": (_CACHE, "CacheSuite", ""),
+    "eviction": (_EVICTION, "EvictionSuite", ""),
+    "observer": (_OBSERVER, "ObserverSuite", ""),
+    "sampler": (
+        _SAMPLER,
+        "SamplerSuite",
+        '    arguments = {"scale": 0.5}\n    bad_arguments = ({"scale": -1}, {"x": 1})\n',
+    ),
+    "schedule": (_SCHEDULE, "ScheduleSuite", "    max_overtakes = 100\n"),
+    "spec": (_SPEC, "SpecSuite", ""),
+}
