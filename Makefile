@@ -17,7 +17,7 @@ TORCH_PIN   := $(shell grep '^torch==' constraints.txt)
 TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s %s' '$(TORCH_PIN)' '$(TORCH_INDEX)' | cksum | cut -d' ' -f1)
 PIP := $(PY) -m pip --disable-pip-version-check
 
-.PHONY: help install serve test test-slow lint bench clean
+.PHONY: help install serve test test-slow lint bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make test-slow  all tests: full matrices on the real models'
 	@echo 'make lint       ruff, mypy, import-linter, the repository rules'
 	@echo 'make bench      phloem and transformers, interleaved, on the workloads in bench/ (ARGS=...)'
+	@echo 'make docs       write the tables of options into docs/config.md'
 	@echo 'make clean      remove .venv and caches'
 
 $(STAMPS)/venv:
@@ -65,6 +66,9 @@ test: install lint
 
 test-slow: install
 	$(PY) -m pytest -m 'not gpu' $(PYTEST)
+
+docs: install
+	$(PY) docs/render.py
 
 bench: install
 	$(PY) -m bench.run $(ARGS)
