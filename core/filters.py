@@ -1,0 +1,283 @@
+"""The filter pipeline: from raw logits to the scores of the tokens that may be drawn, in one documented order.
+
+    grammar mask, min_tokens, logit_bias, repetition, frequency and presence penalties, custom logits processors
+    | temperature, top_k, top_p, min_p
+
+Left of the bar (`edit`) every request may be affected; greedy ones then take the highest score. The right side
+(`cut`) is for sampled requests. A mask wins over what follows it: a forbidden token is at minus infinity, where no
+bias or penalty reaches it.
+
+Cut-offs work on tokens ordered by score, equal scores by token id: `top_k` keeps the first k, `top_p` the shortest
+beginning that holds at least that mass (renormalised after top_k, at least one token), `min_p` those at least that
+likely relative to the best. So ties at a cut go to lower token ids, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .batch import Segment
+from .errors import PhloemError, PluginError
+from .interfaces import LogitsProcessor, RowContext
+from .params import SamplingParams
+
+_FIRST_CANDIDATES = 256
+_MORE_CANDIDATES = 8  # factor by which the candidates grow while they do not hold a row's cut
+
+
+@dataclass(slots=True)
+class Span:
+    """The rows of one sampling segment: its root, then its draft nodes."""
+
+    segment: Segment
+    row: int  # of the root, in the step's logits
+    positions: list[int]  # output position (0 is the first generated token) that each row decides
+    at: int = -1  # row of the root in the working copy of the scores; -1: needs no filter, greedy
+    error: PhloemError | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        """Of the request."""
+        return self.segment.request.params
+
+    @property
+    def end(self) -> int:
+        """Committed tokens that the root's row has seen."""
+        return self.segment.start + self.segment.count
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.positions)
+
+    def path(self, i: int) -> list[int]:
+        """Draft tokens between the committed text and row i, row i's own node included."""
+        draft = self.segment.draft
+        return [] if not i or draft is None else [draft.tokens[node] for node in draft.path(i - 1)]
+
+    def ends(self) -> list[int]:
+        """The request's end-of-sequence and stop tokens: what min_tokens holds back."""
+        return sorted(self.segment.request.stop_ids.union(self.params.stop_token_ids))
+
+
+def needs_tokens(params: SamplingParams) -> bool:
+    """True when scores depend on the tokens themselves, so that these must be on the host before sampling."""
+    return params.penalised or bool(params.logits_processors)
+
+
+def needs_edit(params: SamplingParams, position: int) -> bool:
+    """True when, grammar aside, a request's scores at an output position differ from its logits over temperature."""
+    return bool(params.logit_bias) or position < params.min_tokens or needs_tokens(params)
+
+
+def needs_cut(params: SamplingParams, vocab_size: int) -> bool:
+    """True when a sampled request draws from a part of the vocabulary only."""
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def edit(
+    scores: torch.Tensor, spans: Sequence[Span], masks: torch.Tensor | None, processors: Mapping[str, LogitsProcessor]
+) -> None:
+    """Apply everything before the temperature to scores [R, vocab] float32, in place; rows are `span.at` onwards.
+
+    A processor that raises sets its span's error; the others go on. Called once a step with the spans that need it.
+    """
+    if masks is not None:
+        _mask(scores, [span for span in spans if span.segment.request.matcher is not None], masks)
+    added = _Cells()
+    for span in spans:
+        bias = span.params.logit_bias or {}
+        ends = [token for token in span.ends() if token < scores.shape[1]]
+        for i, position in enumerate(span.positions):
+            if position < span.params.min_tokens:
+                added.add(span.at + i, ends, -math.inf)
+            if bias:
+                added.add(span.at + i, list(bias), list(bias.values()))
+    added.add_to(scores)
+    _repetition(scores, [span for span in spans if span.params.repetition_penalty != 1.0])
+    _occurrences(scores, [span for span in spans if span.params.frequency_penalty or span.params.presence_penalty])
+    for name, processor in processors.items():  # in the configured order, whatever order requests name them in
+        for span in spans:
+            if name in (span.params.logits_processors or ()) and span.error is None:
+                _process(scores, span, name, processor)
+
+
+class _Cells:
+    """Gathers (row, token, number) triples on the host, to be applied to the scores by one scatter."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]] = []
+
+    def add(self, row: int, tokens: npt.ArrayLike, number: npt.ArrayLike) -> None:
+        """One number for each of some tokens of a row, or the same for all."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        self._parts.append(
+            (np.full_like(ids, row), ids, np.broadcast_to(np.asarray(number, dtype=np.float32), ids.shape))
+        )
+
+    def on(self, scores: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+        """((rows, tokens), numbers), [C] each on the scores' device; None if there are none."""
+        if not self._parts:
+            return None
+        rows, ids, numbers = (torch.from_numpy(np.concatenate(column)) for column in zip(*self._parts, strict=True))
+        return (rows.to(scores.device), ids.to(scores.device)), numbers.to(scores.device)
+
+    def add_to(self, scores: torch.Tensor) -> None:
+        """scores[row, token] += number, in place."""
+        if (cells := self.on(scores)) is not None:
+            scores.index_put_(*cells, accumulate=True)
+
+
+def _mask(scores: torch.Tensor, spans: Sequence[Span], masks: torch.Tensor) -> None:
+    """Unpack the bitmasks [N, ceil(vocab / 32)] of the spans' rows and put forbidden tokens at minus infinity."""
+    bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    for span in spans:
+        packed = masks[span.row : span.row + span.count].contiguous().view(torch.uint8).to(scores.device)
+        forbidden = ((packed[:, :, None] >> bits) & 1).view(span.count, -1)[:, : scores.shape[1]] == 0
+        scores[span.at : span.at + span.count].masked_fill_(forbidden, -math.inf)
+
+
+def _repetition(scores: torch.Tensor, spans: Sequence[Span]) -> None:
+    """Divide positive scores of tokens in prompt or output by the penalty, multiply negative ones (Keskar, 2019)."""
+    cells = _Cells()
+    for span in spans:
+        text = np.array(span.segment.request.tokens[: span.end], dtype=np.int64)
+        for i in range(span.count):
+            cells.add(span.at + i, np.append(text, span.path(i)) if i else text, span.params.repetition_penalty)
+    if (found := cells.on(scores)) is not None:
+        where, penalty = found
+        old = scores[where]
+        scores[where] = torch.where(old > 0, old / penalty, old * penalty)  # repeated tokens write the same value
+
+
+def _occurrences(scores: torch.Tensor, spans: Sequence[Span]) -> None:
+    """Subtract frequency_penalty per occurrence and presence_penalty once, of the output's tokens."""
+    cells = _Cells()
+    for span in spans:
+        request = span.segment.request
+        output = np.array(request.tokens[request.prompt_len : span.end], dtype=np.int64)
+        for i in range(span.count):
+            ids, counts = np.unique(np.append(output, span.path(i)) if i else output, return_counts=True)
+            cells.add(span.at + i, ids, -span.params.frequency_penalty * counts - span.params.presence_penalty)
+    cells.add_to(scores)
+
+
+def _process(scores: torch.Tensor, span: Span, name: str, processor: LogitsProcessor) -> None:
+    request = span.segment.request
+    arguments = (span.params.logits_processors or {})[name]
+    prompt = request.tokens[: request.prompt_len].tolist()
+    output = request.tokens[request.prompt_len : span.end].tolist()
+    rows = [RowContext(request.id, arguments, prompt, output + span.path(i)) for i in range(span.count)]
+    try:
+        processor.process(scores[span.at : span.at + span.count], rows)
+    except PhloemError as error:
+        span.error = error
+    except Exception as error:
+        span.error = PluginError(f"logits processor {name!r} failed: {error!r}")
+
+
+class Kept(NamedTuple):
+    """What cut-offs leave of some rows: scores [R, K], best first, minus infinity where cut, and their token ids."""
+
+    rows: torch.Tensor  # [R] int64, rows of the scores given to `cut`
+    scores: torch.Tensor
+    ids: torch.Tensor
+
+
+class _Limits(NamedTuple):
+    """Per row: tokens to keep, mass to hold (infinite: all), lowest score relative to the best. [R, 1] each."""
+
+    k: torch.Tensor
+    p: torch.Tensor
+    floor: torch.Tensor
+
+
+def cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kept]:
+    """Apply top_k, top_p and min_p to scores [R, vocab] (temperature applied), one SamplingParams per row.
+
+    On the host only the best few hundred tokens are looked at, more where these do not hold the cut, so that rows are
+    hardly ever sorted; elsewhere one stable sort avoids waiting for the device. The rows come back in any order.
+    """
+    limits = _limits(params, scores)
+    rows = torch.arange(len(params), device=scores.device)
+    if scores.device.type != "cpu":
+        return [_cut_by_sorting(scores, rows, limits)]
+    tops = [p.top_k if p.top_k > 0 else _FIRST_CANDIDATES for p in params]
+    return _cut_on_host(scores, rows, limits, min(max(tops), scores.shape[1]))
+
+
+def _limits(params: Sequence[SamplingParams], scores: torch.Tensor) -> _Limits:
+    tops = [p.top_k if p.top_k > 0 else scores.shape[1] for p in params]
+    masses = [p.top_p if p.top_p < 1.0 else math.inf for p in params]
+    floors = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
+    return _Limits(
+        torch.tensor(tops, device=scores.device)[:, None],
+        torch.tensor(masses, dtype=torch.float64, device=scores.device)[:, None],
+        torch.tensor(floors, dtype=scores.dtype, device=scores.device)[:, None],
+    )
+
+
+def _total(scores: torch.Tensor, ordered: torch.Tensor) -> torch.Tensor:
+    """Mass [R, 1] float64 of all tokens, in units of the best one's."""
+    return (scores - ordered[:, :1]).exp_().sum(-1, keepdim=True).double()
+
+
+def _cut_by_sorting(scores: torch.Tensor, rows: torch.Tensor, limits: _Limits) -> Kept:
+    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
+    return Kept(rows, _prefix(ordered, _total(scores, ordered), limits)[0], ids)
+
+
+def _cut_on_host(scores: torch.Tensor, rows: torch.Tensor, limits: _Limits, k: int) -> list[Kept]:
+    done: list[Kept] = []
+    while True:
+        ordered, ids, lowest = _best(scores, k)
+        kept, enough = _prefix(ordered, _total(scores, ordered), limits)
+        # a cut is sure if it lies among the candidates, which are all tokens at or above `lowest`
+        sure = (enough | (lowest < ordered[:, :1] + limits.floor) | (lowest == -math.inf) | (limits.k <= k))[:, 0]
+        if k >= scores.shape[1] or bool(sure.all()):
+            return [*done, Kept(rows, kept, ids)]
+        done.append(Kept(rows[sure], kept[sure], ids[sure]))
+        scores, rows, limits = scores[~sure], rows[~sure], _Limits(*(limit[~sure] for limit in limits))
+        k *= _MORE_CANDIDATES
+
+
+def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The k best tokens of each row and all their equals, ordered; padded with minus infinity. And the lowest's score.
+
+    Selection instead of sorting: a partition finds the k-th score, a comparison everything not below it.
+    """
+    table = scores.detach().numpy()
+    rows, vocab = table.shape
+    lowest = np.partition(table, max(0, vocab - k), axis=-1)[:, max(0, vocab - k), None]
+    chosen = ~((table < lowest) | (table == -math.inf))  # NaN stays, to be found by whoever draws
+    row, token = np.nonzero(chosen)
+    counts = chosen.sum(axis=-1)
+    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    width = max(1, int(counts.max(initial=0)))
+    values = np.full((rows, width), -math.inf, dtype=table.dtype)
+    ids = np.zeros((rows, width), dtype=np.int64)
+    values[row, column], ids[row, column] = table[row, token], token
+    ordered, order = torch.sort(torch.from_numpy(values), dim=-1, descending=True, stable=True)
+    return ordered, torch.from_numpy(ids).gather(-1, order), torch.from_numpy(lowest)
+
+
+def _prefix(ordered: torch.Tensor, total: torch.Tensor, limits: _Limits) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut ordered candidates [R, K]: the scores with the cut ones at minus infinity, and [R, 1] whether p was held.
+
+    `total` [R, 1] is the mass of all tokens; where k cuts, of the first k.
+    """
+    width = ordered.shape[1]
+    mass = (ordered - ordered[:, :1]).exp_().double().cumsum(-1)
+    before = torch.cat([torch.zeros_like(total), mass[:, :-1]], dim=-1)
+    within = mass.gather(-1, limits.k.clamp(max=width) - 1)
+    bound = limits.p * torch.where(limits.k <= width, within, total)
+    place = torch.arange(width, device=ordered.device)
+    gone = (place >= limits.k) | (before >= bound) | (ordered < ordered[:, :1] + limits.floor)
+    return ordered.masked_fill(gone, -math.inf), mass[:, -1:] >= bound
