@@ -17,7 +17,7 @@ def resolve(name: str, *, progress: bool = False, cache: Path | None = None) -> 
     Downloads what is not there yet; `cache` (default ~/.cache/phloem) keeps known models. Raises ModelError.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() and name:
         return str(_inside(path))
     if path.is_file():
         return str(path)
