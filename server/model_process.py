@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import shutil
 import signal
 import sys
@@ -16,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from .wire import Boot, Failed, Message, Stop, decode_message, encode
+from .wire import Boot, Failed, Message, Ready, Stop, decode_message, encode
 
 WORKER = (sys.executable, "-m", "phloem.server.worker")
 TAIL_LINES = 20
@@ -36,6 +37,7 @@ class ModelProcess:
         self._calls = self._context.socket(zmq.PUSH)
         self._events = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
         self._process: asyncio.subprocess.Process | None = None
+        self._ready = False
         self.failure: Failed | None = None
 
     @property
@@ -46,10 +48,11 @@ class ModelProcess:
     async def run(self, config: dict[str, Any], heartbeat_s: float) -> int:
         """Spawn, pass messages on until the process ends, and clean up; returns its exit status (-9: SIGKILL)."""
         addresses = [f"ipc://{self._folder / name}" for name in ("calls", "events")]
-        for socket, address in zip((self._calls, self._events), addresses, strict=True):
+        for socket in (self._calls, self._events):
             socket.set_hwm(0)
             socket.linger = 0
-            socket.bind(address)
+        self._calls.connect(addresses[0])  # the sender connects, on both sides: it may queue before anyone listens
+        self._events.bind(addresses[1])
         boot = Boot(calls=addresses[0], events=addresses[1], config=config, heartbeat_s=heartbeat_s)
         # On a terminal the child keeps it, for its progress bars; elsewhere its output is passed on and remembered.
         sink = None if sys.stderr.isatty() else asyncio.subprocess.PIPE
@@ -84,14 +87,16 @@ class ModelProcess:
         self._calls.send(data, zmq.NOBLOCK)
 
     async def stop(self) -> None:
-        """Ask the process to end, and kill it when it does not; `run` then returns."""
-        if self._process is None or self._process.returncode is not None:
+        """Ask the process to end, and kill it when it does not or is still loading; `run` then returns."""
+        process = self._process
+        if process is None or process.returncode is not None:
             return
-        self.send(encode(Stop()))
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
-            self._process.kill()
+        if self._ready:
+            self.send(encode(Stop()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), STOP_S)
+        if process.returncode is None:
+            process.kill()
 
     def obituary(self, status: int) -> str:
         """How the process ended, for messages: its own words first, else the end of its output."""
@@ -110,6 +115,7 @@ class ModelProcess:
             if not await self._events.poll(500):
                 continue
             message = decode_message(await self._events.recv())
+            self._ready = self._ready or isinstance(message, Ready)
             if isinstance(message, Failed):
                 self.failure = message
             else:

@@ -13,8 +13,8 @@ from phloem.messages import ErrorInfo, Event, GenerateCall
 class Boot(msgspec.Struct, kw_only=True):
     """First line of the model process's standard input; the stream stays open as long as the parent lives."""
 
-    calls: str  # ipc address to pull commands from
-    events: str  # ipc address to push messages to
+    calls: str  # ipc address to bind and pull commands from
+    events: str  # ipc address to connect to and push messages to
     config: dict[str, Any]
     heartbeat_s: float
 

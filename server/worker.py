@@ -105,7 +105,7 @@ def _follow_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: works even while a step holds the GIL
 
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):  # not through sys.stdin: its lock would be held when the interpreter ends
             pass
         os._exit(1)
 
@@ -116,7 +116,7 @@ def _read_commands(context: zmq.Context[zmq.Socket[bytes]], address: str, core: 
     """Hand commands to the loop until Stop."""
     socket = context.socket(zmq.PULL)
     socket.set_hwm(0)
-    socket.connect(address)
+    socket.bind(address)
     while True:
         command = decode_command(socket.recv())
         if isinstance(command, Submit):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ._body import Body
 from ._inert import CHAT, COMPLETIONS, Inert
+
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class StreamOptions(Body):
@@ -36,8 +40,8 @@ class Sampling(Body):
     }
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
-    max_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Int | None = None
+    n: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -45,18 +49,18 @@ class Sampling(Body):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Token id, as a string, to bias in [-100, 100].")
-    seed: int | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
     # beyond OpenAI's
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     stop_regex: str | list[str] | None = None
     include_stop: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Int | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
     skip_special_tokens: bool | None = None
     json_schema: dict[str, Any] | str | bool | None = None
@@ -64,7 +68,7 @@ class Sampling(Body):
     grammar: str | None = None
     choices: list[str] | None = None
     logits_processors: dict[str, dict[str, Any]] | None = None
-    priority: int | None = Field(None, description="Higher runs earlier, under policies that look at it.")
+    priority: Int | None = Field(None, description="Higher runs earlier, under policies that look at it.")
     cache_salt: str | None = Field(None, description="Requests with different salts never share cached state.")
 
 
@@ -73,10 +77,10 @@ class CompletionBody(Sampling):
 
     inert: ClassVar[Mapping[str, Inert]] = COMPLETIONS
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     echo: bool | None = None
-    best_of: int | None = Field(None, description="Only equal to n.")
-    logprobs: int | None = None
+    best_of: Int | None = Field(None, description="Only equal to n.")
+    logprobs: Int | None = None
 
 
 class TextPart(Body):
@@ -137,9 +141,9 @@ class ChatBody(Sampling):
     inert: ClassVar[Mapping[str, Inert]] = CHAT
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -156,5 +160,5 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
     skip_special_tokens: bool | None = None

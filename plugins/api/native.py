@@ -22,6 +22,7 @@ from ._body import Body, unknown_parameter
 from ._logprobs import entry, prompt_entries
 from ._params import encode, new_id
 from ._run import Choice, collect, merged, unless_gone
+from ._schema import Int, TokenId
 from ._sse import DONE, json_response, sse, stream
 
 RENAMED: Mapping[str, str] = {
@@ -45,13 +46,13 @@ class GenerateBody(Body):
     renamed: ClassVar[Mapping[str, str]] = RENAMED
 
     text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    input_ids: list[TokenId] | list[list[TokenId]] | None = None
     sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(
         None, description="Fields of SamplingParams: " + ", ".join(SamplingParams.__struct_fields__)
     )
     stream: bool | None = None
     rid: str | list[str] | None = Field(None, description="Names the call, for /abort; unique among running calls.")
-    priority: int | None = None
+    priority: Int | None = None
     salt: str | None = None
     adapter: str | None = None
     routing_key: str | None = None
