@@ -1,0 +1,284 @@
+"""Feature pairs on a tiny model: logprobs, seeds, aborts, stops, namespaces and failures, with everything else on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from equivalence.harness import assert_same, engine, greedy, prompts, tiny_reference
+from phloem import Engine, SamplingParams
+from phloem.errors import ContextError, PhloemError, RequestError
+
+PROMPTS = prompts(6)
+FAULTY = Path(__file__).with_name("faulty_plugins.py")
+Tiny = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model: Tiny) -> Path:
+    return tiny_model("llama")
+
+
+@torch.inference_mode()
+def reference_logprobs(folder: Path, tokens: list[int]) -> torch.Tensor:
+    """[len - 1, vocab] log-softmax after every token."""
+    model = tiny_reference(folder).model
+    return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("chunk", [1, 16, 512])
+def test_prompt_and_output_logprobs_equal_transformers_cold_and_warm(llama: Path, chunk: int, page: int) -> None:
+    params = greedy(6, logprobs=3, prompt_logprobs=2)
+    with engine(llama, schedule={"chunk": chunk}, cache={"page_size": page}) as running:
+        for _ in range(2):
+            for prompt, result in zip(PROMPTS, running.generate(PROMPTS, params), strict=True):
+                truth = reference_logprobs(llama, [*prompt, *result.token_ids])
+                scored = result.prompt_logprobs
+                assert scored is not None
+                assert scored[0] is None
+                assert len(scored) == len(prompt)
+                for i, entry in enumerate(scored[1:]):
+                    assert entry is not None
+                    assert entry.token_id == prompt[i + 1]
+                    assert entry.logprob == pytest.approx(truth[i, prompt[i + 1]].item(), abs=1e-3)
+                    assert [p for _, p in entry.top] == pytest.approx(truth[i].topk(2).values.tolist(), abs=1e-3)
+                assert result.usage.cached_tokens == 0  # a request for prompt logprobs recomputes its prompt
+                assert result.logprobs is not None
+                for i, entry in enumerate(result.logprobs):
+                    at = len(prompt) - 1 + i
+                    assert entry.logprob == pytest.approx(truth[at, entry.token_id].item(), abs=1e-3)
+                    assert len(entry.top) == 3
+
+
+@pytest.mark.parametrize("drafter", ["Right", "Wrong", "Tree"])
+def test_output_logprobs_are_those_without_drafts(llama: Path, drafter: str) -> None:
+    params = greedy(12, logprobs=2)
+    with engine(llama) as plain:
+        expected = plain.generate(PROMPTS, params)
+    texts = [[*p, *r.token_ids] for p, r in zip(PROMPTS, expected, strict=True)]
+    with engine(llama, drafter=drafter, texts=texts) as drafting:
+        for mine, theirs in zip(drafting.generate(PROMPTS, params), expected, strict=True):
+            assert mine.token_ids == theirs.token_ids
+            for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+                assert (a.token_id, a.logprob) == (b.token_id, pytest.approx(b.logprob, abs=1e-3))
+
+
+SEEDED = SamplingParams(temperature=1.0, top_p=0.95, top_k=50, seed=11, max_tokens=20, ignore_eos=True)
+PENALISED = SamplingParams(
+    temperature=0.8, seed=3, max_tokens=20, ignore_eos=True, frequency_penalty=0.5, repetition_penalty=1.2, min_p=0.01
+)
+
+
+@pytest.mark.parametrize("params", [SEEDED, PENALISED], ids=["filters", "penalties"])
+def test_seeded_output_does_not_depend_on_company_chunks_drafts_overlap_or_retraction(
+    llama: Path, params: SamplingParams
+) -> None:
+    with engine(llama) as alone:
+        expected = [alone.generate(prompt, params).token_ids for prompt in PROMPTS]
+    texts = [[*p, *tokens] for p, tokens in zip(PROMPTS, expected, strict=True)]
+    for sections in (
+        {},
+        {"schedule": {"chunk": 1}},
+        {"engine": {"overlap": "on"}},
+        {"cache": {"tokens": 160, "page_size": 4}},
+        {"drafter": "Right", "texts": texts},
+        {"drafter": "Tree", "texts": texts, "cache": {"page_size": 4}, "engine": {"overlap": "on"}},
+    ):
+        with engine(llama, **sections) as running:
+            got = [result.token_ids for result in running.generate(PROMPTS, params)]
+            if "tokens" in sections.get("cache", {}):
+                assert running.stats()["retractions"] > 0
+        assert got == expected, sections
+
+
+def test_choices_differ_share_one_prefill_and_repeat(llama: Path) -> None:
+    prompt = PROMPTS[1]
+    params = SamplingParams(temperature=1.0, seed=5, n=4, max_tokens=12, ignore_eos=True)
+    with engine(llama) as running:
+        first = running.generate(prompt, params)
+        assert running.stats()["prefill_tokens"] == len(prompt) + 3  # the last prompt token is run for each choice
+        assert len({tuple(output.token_ids) for output in first.outputs}) == 4
+        assert first.usage.completion_tokens == 48
+        assert [o.token_ids for o in running.generate(prompt, params).outputs] == [o.token_ids for o in first.outputs]
+
+
+def test_unseeded_sampling_differs_and_an_engine_seed_repeats_it(llama: Path) -> None:
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    with engine(llama) as running:
+        assert running.generate(PROMPTS[0], params).token_ids != running.generate(PROMPTS[0], params).token_ids
+    runs = []
+    for _ in range(2):
+        with engine(llama, engine={"seed": 4}) as running:
+            runs.append([running.generate(PROMPTS[0], params).token_ids for _ in range(2)])
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("page", [1, 4])
+def test_aborts_at_any_point_change_nobody_else_and_return_every_slot(llama: Path, page: int, overlap: str) -> None:
+    reference = tiny_reference(llama)
+    sections = {"cache": {"page_size": page, "tokens": 320}, "schedule": {"chunk": 8}, "engine": {"overlap": overlap}}
+    with engine(llama, **sections) as running:
+        doomed = [running.stream(prompt, greedy(40)) for prompt in PROMPTS]
+        for i, stream in enumerate(doomed):  # waiting, in prefill, or after some tokens
+            for _ in range(i):
+                next(stream)
+            stream.close()
+        for result, prompt in zip(running.generate(PROMPTS, greedy(16)), PROMPTS, strict=True):
+            assert_same(result.token_ids, *reference.greedy(prompt, 16))
+        running.check()
+        running.flush_cache()
+        assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+        assert running.stats()["running"] == running.stats()["waiting"] == 0
+
+
+@pytest.mark.parametrize("drafter", [None, "Right", "Tree"])
+def test_stops_and_limits_are_the_same_with_drafts(llama: Path, drafter: str | None) -> None:
+    prompt = PROMPTS[0]
+    with engine(llama) as plain:
+        full = plain.generate(prompt, greedy(24))
+        text = plain.tokenizer.decode(full.token_ids)
+        pieces = [plain.tokenizer.decode(full.token_ids[:i]) for i in range(25)]
+    with engine(llama, drafter=drafter, texts=[[*prompt, *full.token_ids]]) as running:
+        for limit in (1, 2, 3, 7):
+            cut = running.generate(prompt, greedy(limit))
+            assert (cut.token_ids, cut.finish_reason) == (full.token_ids[:limit], "length")
+        stop_token = full.token_ids[9]
+        first = full.token_ids.index(stop_token)
+        stopped = running.generate(prompt, greedy(24, stop_token_ids=[stop_token]))
+        assert stopped.token_ids == full.token_ids[: first + 1]
+        assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop_token)
+        found = re.search(r"[a-zA-Z ]{3}", text[5:])  # whole characters: broken bytes are certain only later
+        assert found
+        word = found.group()
+        at = text.index(word)
+        stopped = running.generate(prompt, greedy(24, stop=[word]))
+        assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (text[:at], "stop", word)
+        last = next(i for i, piece in enumerate(pieces) if word in piece)
+        assert stopped.token_ids == full.token_ids[:last]
+        streamed = "".join(delta.text for delta in running.stream(prompt, greedy(24, stop=[word])))
+        assert streamed == text[:at]
+
+
+def test_bad_drafters_are_switched_off_and_harm_nothing(llama: Path) -> None:
+    reference = tiny_reference(llama)
+    for drafter in ("Raises", "Nonsense"):
+        truth = [reference.greedy(prompt, 20) for prompt in PROMPTS]
+        texts = [[*p, *tokens] for p, (tokens, _) in zip(PROMPTS, truth, strict=True)]
+        with engine(llama, drafter=drafter, texts=texts) as running:
+            for result, expected in zip(running.generate(PROMPTS, greedy(20)), truth, strict=True):
+                assert_same(result.token_ids, *expected)
+            assert sum(running.stats()["drafter_failures"].values()) == len(PROMPTS)
+
+
+def test_namespaces_never_share(llama: Path) -> None:
+    prompt = [*PROMPTS[1], 5, 6, 7]
+    with engine(llama) as running:
+        seen = [running.generate(prompt, greedy(2), salt=salt).usage.cached_tokens for salt in (None, "a", "b", "a")]
+        assert seen == [0, 0, 0, len(prompt) - 1]
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_conversation_extends_its_own_output(llama: Path, page: int) -> None:
+    """Turn by turn, only what is new is computed: the new tokens and the last sampled one."""
+    text, known = PROMPTS[1], 1
+    with engine(llama, cache={"page_size": page}) as running:
+        for turn in range(4):
+            result = running.generate(text, greedy(9))
+            assert result.usage.cached_tokens == (known - 1) // page * page
+            known = len(text) + 9
+            text = [*text, *result.token_ids, 50 + turn, 60, 70]
+
+
+def test_refusals_name_the_parameter(llama: Path) -> None:
+    with engine(llama, cache={"tokens": 256}) as running:
+        cases: list[tuple[list[int], SamplingParams, str, str]] = [
+            ([], greedy(1), "prompt", "empty"),
+            ([5, 512], greedy(1), "prompt", "outside the vocabulary of 512"),
+            ([5] * 256, SamplingParams(), "prompt", "the KV pool holds 256 tokens"),
+            ([5] * 200, greedy(57), "max_tokens", "200 tokens + max_tokens 57 = 257 exceeds the limit of 256"),
+            ([5], greedy(1, regex="a+"), "regex", "without a grammar backend"),
+            ([5], greedy(1, logits_processors={"nope": {}}), "logits_processors", "unknown logits processor 'nope'"),
+            ([5], greedy(1, stop_token_ids=[9999]), "stop_token_ids", "outside the vocabulary"),
+        ]
+        for prompt, params, name, words in cases:
+            with pytest.raises(RequestError, match=words.replace("+", r"\+")) as caught:
+                running.generate(prompt, params)
+            assert caught.value.param == name
+        with pytest.raises(ContextError):
+            running.generate([5] * 300, SamplingParams())
+        with pytest.raises(RequestError, match="adapter 'x' is not available"):
+            running.generate([5], greedy(1), adapter="x")
+        with pytest.raises(RequestError, match="schedule policy 'lpm' ignores it"):
+            running.generate([5], greedy(1), priority=3)
+        assert running.generate([5] * 200, SamplingParams(temperature=0.0, ignore_eos=True)).finish_reason == "length"
+
+
+def test_a_step_that_fails_fails_its_requests_only(llama: Path) -> None:
+    with engine(llama, attention={"use": f"{FAULTY}:FailsOnce", "at": 3}) as running:
+        with pytest.raises(PhloemError, match="RuntimeError: this kernel broke"):
+            running.generate(PROMPTS[0], greedy(8))
+        running.check()
+        expected = tiny_reference(llama).greedy(PROMPTS[0], 8)
+        assert_same(running.generate(PROMPTS[0], greedy(8)).token_ids, *expected)
+
+
+def test_a_policy_that_raises_fails_the_waiting_only(llama: Path) -> None:
+    with engine(llama, schedule={"use": f"{FAULTY}:RaisesOnSecond"}) as running:
+        stream = running.stream(PROMPTS[0], greedy(30))
+        first = next(stream)
+        with pytest.raises(PhloemError, match="the schedule policy failed: ValueError"):
+            running.generate(PROMPTS[1], greedy(4))
+        tokens = [*first.token_ids, *(t for delta in stream for t in delta.token_ids)]
+        assert_same(tokens, *tiny_reference(llama).greedy(PROMPTS[0], 30))
+
+
+def test_many_threads_share_one_engine(llama: Path) -> None:
+    reference = tiny_reference(llama)
+    wrong: list[str] = []
+    with engine(llama, schedule={"max_running": 4}) as running:
+
+        def work(prompt: list[int]) -> None:
+            try:
+                assert_same(running.generate(prompt, greedy(10)).token_ids, *reference.greedy(prompt, 10))
+            except AssertionError as error:
+                wrong.append(str(error))
+
+        for prompt in PROMPTS:
+            reference.greedy(prompt, 10)
+        threads = [threading.Thread(target=work, args=(prompt,)) for prompt in PROMPTS * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_a_closed_engine_says_so(llama: Path) -> None:
+    running: Engine = engine(llama)
+    running.close()
+    running.close()
+    with pytest.raises(PhloemError, match="closed"):
+        running.generate([5], greedy(1))
+    with pytest.raises(PhloemError, match="closed"):
+        running.stats()
+
+
+async def collect(running: Engine, prompt: list[int]) -> list[int]:
+    return [token async for delta in running.astream(prompt, greedy(10)) for token in delta.token_ids]
+
+
+@pytest.mark.asyncio
+async def test_async_forms_equal_the_sync_ones(llama: Path) -> None:
+    with engine(llama) as running:
+        results = await running.agenerate(PROMPTS, greedy(10))
+        for prompt, result in zip(PROMPTS, results, strict=True):
+            assert_same(result.token_ids, *tiny_reference(llama).greedy(prompt, 10))
+        assert await collect(running, PROMPTS[0]) == results[0].token_ids

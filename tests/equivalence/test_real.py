@@ -1,0 +1,137 @@
+"""The real models write what transformers writes: about twenty prompts always, the full matrix in the slow suite."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from equivalence.harness import Reference, assert_same, engine, greedy, pairwise
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+COUNT = 12
+QUESTIONS = (
+    "What is the capital of France?",
+    "Write a haiku about rain.",
+    "List three prime numbers.",
+    "Translate 'good morning' to Spanish.",
+    "def fibonacci(n):",
+    "Why is the sky blue?",
+    "Summarise: the cat sat on the mat, then it left.",
+    "What is 17 + 25?",
+)
+LONG = "The sugar a leaf makes travels down the stem, and the water comes up from the root to meet the light. " * 30
+
+
+class Real:
+    """A real model's reference, tokenizer and prompts."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        self.name = name
+        self.reference = Reference(model, cached=True)
+        torch.set_num_threads(2)
+        with engine(name) as running:
+            tokenizer = running.tokenizer
+            chats = [tokenizer.chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+            long = tokenizer.encode(LONG)
+        # around the window of Gemma 3 (512) as well: 511, 512, 513 tokens
+        self.prompts = [*chats, long[:300], *(long[:length] for length in (511, 512, 513))]
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m", "gemma3-270m"])
+def real(request: pytest.FixtureRequest, hf_model: Callable[[str], Any]) -> Real:
+    return Real(request.param, hf_model(request.param))
+
+
+def check(real: Real, prompts: list[list[int]], *, drafter: str | None = None, **sections: Any) -> dict[str, Any]:
+    """Cold and warm runs equal the reference, and the warm one was warm. Returns the engine's stats."""
+    truth = [real.reference.greedy(prompt, COUNT) for prompt in prompts]
+    texts = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts, truth, strict=True)]
+    page = sections.get("cache", {}).get("page_size", 1)
+    shares = sections.get("cache", {}).get("use", "radix") != "chunk"
+    roomy = "tokens" not in sections.get("cache", {})
+    sections["engine"] = {"threads": 2, **sections.get("engine", {})}
+    with engine(real.name, drafter=drafter, texts=texts, **sections) as running:
+        for warm in (False, True):
+            for prompt, result, expected in zip(prompts, running.generate(prompts, greedy(COUNT)), truth, strict=True):
+                assert_same(result.token_ids, *expected, f"{real.name}, {len(prompt)} tokens, warm={warm}")
+                if warm and roomy:
+                    assert result.usage.cached_tokens == ((len(prompt) - 1) // page * page if shares else 0)
+        running.check()
+        return dict(running.stats())
+
+
+def test_cold_and_warm(real: Real) -> None:
+    check(real, real.prompts)
+
+
+def test_small_chunks_pages_and_right_drafts(real: Real) -> None:
+    stats = check(real, real.prompts[:4], drafter="Right", cache={"page_size": 16}, schedule={"chunk": 16})
+    assert stats["accepted_tokens"] > 0
+
+
+def test_retraction_and_wrong_drafts(real: Real) -> None:
+    sections = {"cache": {"tokens": 128}, "schedule": {"chunk": 32}}
+    stats = check(real, real.prompts[:8], drafter="Wrong", **sections)
+    assert stats["retractions"] > 0
+
+
+def test_transformers_plugin(real: Real) -> None:
+    check(real, [*real.prompts[:3], real.prompts[-1]], model={"use": "transformers"})
+
+
+AXES = (
+    ["native", "transformers"],
+    ["radix", "chunk"],
+    [1, 16],
+    [1, 16, 512],
+    [None, "Right", "Wrong", "Tree"],
+    ["off", "on"],
+    [1, 12],
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "cache", "page", "chunk", "drafter", "overlap", "batch"), pairwise(*AXES))
+def test_matrix(
+    real: Real, model: str, cache: str, page: int, chunk: int, drafter: str | None, overlap: str, batch: int
+) -> None:
+    prompts = real.prompts if chunk > 1 else real.prompts[:8]  # one token at a time is for the short ones
+    check(
+        real,
+        prompts,
+        drafter=drafter,
+        model={"use": model},
+        cache={"use": cache, "page_size": page},
+        schedule={"chunk": chunk, "max_running": batch},
+        engine={"overlap": overlap},
+    )
+
+
+@pytest.mark.slow
+def test_prompt_logprobs_cold_warm_and_chunked(real: Real) -> None:
+    prompts = [real.prompts[0], real.prompts[8]]
+    scored = []
+    for chunk in (16, 512):
+        with engine(real.name, schedule={"chunk": chunk}, engine={"threads": 2}) as running:
+            for _ in range(2):
+                results = running.generate(prompts, greedy(1, prompt_logprobs=0))
+                scored.append([[e.logprob for e in r.prompt_logprobs[1:]] for r in results])
+    with torch.inference_mode():
+        for i, prompt in enumerate(prompts):
+            logits = real.reference.model(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+            truth = [logits[at, token].item() for at, token in enumerate(prompt[1:])]
+            for run in scored:
+                assert run[i] == pytest.approx(truth, abs=2e-3)
+
+
+@pytest.mark.slow
+def test_long_prompts_across_windows(real: Real) -> None:
+    with engine(real.name) as running:
+        long = running.tokenizer.encode(LONG * 5)
+    lengths = [1023, 1024, 1025, 3000]
+    for chunk, page in itertools.product((512, 100), (1, 16)):
+        check(real, [long[:n] for n in lengths], cache={"page_size": page, "tokens": 8192}, schedule={"chunk": chunk})
