@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from phloem import Engine, SamplingParams
+from phloem.cli import main
 from phloem.config import load_config
-from phloem.params import SamplingParams
 from phloem.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -62,23 +60,22 @@ def save(page: Path, folder: Path, model: Path) -> list[Snippet]:
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=rel)
-def test_python_snippets_run(page: Path, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+def test_python_snippets_run(
+    page: Path, tmp_path: Path, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One program per page: snippets follow on each other. Titled ones are files, `client` ones need a server."""
-    parts = [
-        snippet.text
-        for snippet in save(page, tmp_path, tiny_model("llama"))
-        if snippet.language == "python" and not snippet.title and "client" not in snippet.words
-    ]
+    monkeypatch.chdir(tmp_path)
     for snippet in snippets(page):
         if snippet.language == "python":
             compile(snippet.text, rel(page), "exec")
-    if not parts:
-        return
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(parts)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    names: dict[str, object] = {"__name__": "__main__"}
+    for snippet in save(page, tmp_path, tiny_model("llama")):
+        if snippet.language == "python" and not snippet.title and "client" not in snippet.words:
+            exec(compile(snippet.text, rel(page), "exec"), names)
+    engine = names.get("engine")
+    if isinstance(engine, Engine):
+        assert engine.core.counters.steps > 0
+        engine.close()
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"), ids=rel)
@@ -92,18 +89,15 @@ def test_yaml_snippets_are_valid(
             assert config.model.path == str(tiny_model("llama"))
 
 
-def test_a_plugin_of_the_readme_serves(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
-    """The file and the YAML of the README together, through the program."""
+def test_the_plugin_of_the_readme_serves(
+    tmp_path: Path, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file and the YAML of the README together."""
     save(ROOT / "README.md", tmp_path, tiny_model("llama"))
-    program = (
-        "from phloem import Engine, SamplingParams\n"
-        "with Engine.from_yaml('short.yaml') as engine:\n"
-        "    print(engine.core.scheduler.policy.__class__.__name__)\n"
-        "    print(len(engine.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)).token_ids))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["ShortFirst", "3"]
+    monkeypatch.chdir(tmp_path)
+    with Engine.from_yaml("short.yaml") as engine:
+        assert type(engine.core.scheduler.policy).__name__ == "ShortFirst"
+        assert len(engine.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)).token_ids) == 3
 
 
 def anchors(page: Path) -> set[str]:
@@ -130,12 +124,11 @@ def test_links_lead_somewhere() -> None:
     assert not broken
 
 
-def test_config_page_is_what_the_program_prints() -> None:
-    program = [sys.executable, "-m", "phloem", "config", "reference"]
-    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+def test_config_page_is_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference"]) == 0
     text = (ROOT / "docs" / "config.md").read_text()
     shown = text.partition("<!-- reference -->\n")[2].partition("<!-- /reference -->")[0]
-    assert shown == printed, "run: make docs"
+    assert shown == capsys.readouterr().out, "run: make docs"
 
 
 def test_sampling_page_names_every_parameter() -> None:
