@@ -7,6 +7,7 @@ depend on how a stream is cut into events.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from re import _parser as regex_parser  # type: ignore[attr-defined]
 from typing import Protocol
@@ -18,7 +19,8 @@ from .params import SamplingParams
 
 MATCH_WINDOW = 256  # most characters that a match of a stop regex spans
 MAX_REGEX_LENGTH = 1000
-REGEX_TIMEOUT_S = 0.02  # for one search of a few hundred characters: microseconds, unless it backtracks without end
+_BUDGET_S = 0.05  # what searching for regexes may take at once: microseconds, unless one backtracks without end
+_REFUND_S = 0.001  # what each token adds to it again, up to the same limit
 _LOOKBEHIND = 64  # characters before the held text that a regex's lookbehind sees
 _BROKEN = "\ufffd"
 _MAX_OPEN = 3  # U+FFFD that may stand for the beginning of one character: of at most four bytes
@@ -119,15 +121,17 @@ class StopFinder:
         self._patterns = [_compile(pattern) for pattern in patterns]
         self._before = ""  # text already released, for lookbehinds
         self._held = ""
+        self._budget_s = _BUDGET_S
         self.found: str | None = None
 
     def push(self, text: str, *, search: bool, keep_stop: bool) -> str:
         """Text that is safe to release after `text` was added; with a match (`found`), all that ever will be.
 
-        Raises TimeoutError if a regex backtracks for too long.
+        Raises TimeoutError, with the pattern, if a regex backtracks for too long.
         """
         if not text or not (self._stops or self._patterns):
             return text
+        self._budget_s = min(_BUDGET_S, self._budget_s + _REFUND_S)
         old = len(self._held)
         held = self._held + text
         match = self._match(held, old) if search else None
@@ -157,7 +161,7 @@ class StopFinder:
         for shown in range(old + 1, last + 1) if self._patterns else ():
             for pattern in self._patterns:
                 begin = base + max(0, shown - MATCH_WINDOW)
-                hit = pattern.search(self._before + held, begin, base + shown, timeout=REGEX_TIMEOUT_S)
+                hit = self._search(pattern, self._before + held, begin, base + shown)
                 if hit is not None:
                     found.append((shown, hit.start() - base, hit.end() - base, pattern.pattern))
             if found and found[-1][0] == shown:
@@ -176,10 +180,24 @@ class StopFinder:
         base = len(self._before)
         for pattern in self._patterns:
             begin = base + max(0, len(held) - MATCH_WINDOW + 1)
-            hit = pattern.search(self._before + held, begin, partial=True, timeout=REGEX_TIMEOUT_S)
+            hit = self._search(pattern, self._before + held, begin, base + len(held), partial=True)
             if hit is not None:
                 safe = min(safe, hit.start() - base)
         return safe
+
+    def _search(
+        self, pattern: regex.Pattern[str], text: str, begin: int, end: int, partial: bool = False
+    ) -> regex.Match[str] | None:
+        """Search text[begin:end] on the budget, counted in the thread's own time: a busy machine is not its fault."""
+        started = time.thread_time()
+        try:
+            hit = pattern.search(text, begin, end, partial=partial, timeout=self._budget_s)
+        except TimeoutError:
+            raise TimeoutError(pattern.pattern) from None
+        self._budget_s -= time.thread_time() - started
+        if self._budget_s <= 0:
+            raise TimeoutError(pattern.pattern)
+        return hit
 
 
 def _compile(pattern: str) -> regex.Pattern[str]:
@@ -238,9 +256,9 @@ class TextStream:
     def _add(self, text: str) -> None:
         try:
             self._ready.append(self._finder.push(text, search=self._unsearched <= 0, keep_stop=self._keep_stop))
-        except TimeoutError:
+        except TimeoutError as error:
             self.error = RequestError(
-                f"a stop_regex needs more than {REGEX_TIMEOUT_S:g} s to search this output",
+                f"stop_regex {str(error)!r} takes too long on this output",
                 hint="avoid nested repetitions such as (a+)+",
                 param="stop_regex",
             )
