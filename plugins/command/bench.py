@@ -14,6 +14,7 @@ from phloem.errors import ConfigError
 
 from ._machine import describe
 from ._table import table as tabulate
+from ._target import add_target, open_engine
 
 SCHEMA = 1
 # Lengths in tokens: (shared prefix, own input, output). Each stresses one part of the engine.
@@ -55,10 +56,7 @@ class Bench:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of `phloem bench`."""
         lengths = "; ".join(f"{name}: {p}+{i} in, {o} out" for name, (p, i, o) in WORKLOADS.items())
-        parser.add_argument("target", nargs="?", metavar="CONFIG|MODEL", help="a YAML file or a model")
-        parser.add_argument(
-            "--set", dest="sets", action="append", default=[], metavar="A.B=V", help="override an option"
-        )
+        add_target(parser, optional=True)
         parser.add_argument("--workload", choices=WORKLOADS, default="chat", help=f"lengths in tokens ({lengths})")
         parser.add_argument("--requests", type=positive, default=32, help="requests of each run")
         parser.add_argument("--input", type=positive, help="tokens of each prompt that are its own")
@@ -91,9 +89,6 @@ bench = Bench()
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Load the engine and run every concurrency on fresh prompts; the whole result as it is saved."""
-    from phloem.config import load_target
-    from phloem.engine import Engine
-
     from ._load import Shape, prompts, run
 
     prefix, own, output = WORKLOADS[args.workload]
@@ -101,7 +96,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     prefix = prefix if args.prefix is None else args.prefix
     shape = Shape(args.requests, own, output, prefix)
     workload = {"name": args.workload, **asdict(shape)}
-    with Engine.from_config(load_target(args.target, sets=args.sets)) as engine:
+    with open_engine(args.target, args.sets) as engine:
         vocabulary = range(engine.tokenizer.vocab_size)
         run(engine, prompts(Shape(2, own, 1, prefix), vocabulary, args.seed - 1), 1, 1)  # warms up, measures nothing
         runs = []

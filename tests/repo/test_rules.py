@@ -19,7 +19,7 @@ SOURCE_FOLDERS = ("core", "plugins", "server")
 CORE_LINES = 3500
 FILE_LINES = 450
 FUNCTION_LINES = 60
-PUBLIC = {"Engine", "Event", "GenerateCall", "PhloemError", "SamplingParams", "__version__"}
+PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}
 
 
 def tracked(suffix: str = "") -> list[Path]:
