@@ -127,8 +127,10 @@ class CacheRig:
     def publish(self, holder: Holder, length: int) -> None:
         """Offer computed tokens; afterwards the holder uses the cache's slots where it shares."""
         old = holder.lease.length
-        offered = tuple(slots[:length] for slots in holder.slots)
+        offered = tuple(slots[:length].copy() for slots in holder.slots)
         lease, slots = self.cache.publish(holder.tokens, length, offered, holder.lease, holder.namespace)
+        for given in offered:
+            given[:] = -1  # the caller's array: it goes on using it
         whole = length // self.page_size * self.page_size
         expected = whole if self.shares else 0
         assert lease.length == expected, f"publish of {length} tokens leased {lease.length}, not {expected}"

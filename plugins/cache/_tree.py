@@ -154,26 +154,30 @@ class Tree:
         if not root.children and not root.locks and self.roots.get(root.namespace) is root:
             del self.roots[root.namespace]
 
-    def lock(self, node: Node | None) -> None:
+    def lock(self, node: Node) -> None:
         """One more lease ends at `node`: its path becomes protected. O(nodes that were unlocked)."""
-        while node is not None:
-            node.locks += 1
-            if node.locks > 1:
-                return
-            self.evictable -= len(node.key)
-            self.protected += len(node.key)
-            node = node.parent
+        at: Node | None = node
+        while at is not None:
+            at.locks += 1
+            if at.locks > 1:
+                break
+            at = at.parent
+        moved = node.end if at is None else node.end - at.end
+        self.evictable -= moved
+        self.protected += moved
 
-    def unlock(self, node: Node | None, now: int) -> None:
+    def unlock(self, node: Node, now: int) -> None:
         """One lease fewer ends at `node`. What becomes evictable was in use until now, and its recency says so."""
-        while node is not None:
-            node.locks -= 1
-            if node.locks:
-                return
-            node.last_access = now
-            self.evictable += len(node.key)
-            self.protected -= len(node.key)
-            node = node.parent
+        at: Node | None = node
+        while at is not None:
+            at.locks -= 1
+            if at.locks:
+                break
+            at.last_access = now
+            at = at.parent
+        moved = node.end if at is None else node.end - at.end
+        self.evictable += moved
+        self.protected -= moved
 
     def touch(self, node: Node, now: int) -> None:
         """Count a match along the path that ends at `node`."""

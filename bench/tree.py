@@ -1,0 +1,182 @@
+"""Radix tree operations per second and memory per node, at growing sizes: `python bench/tree.py [--json PATH]`.
+
+One process, no model, page size 1 unless told otherwise. Trees have 16 tokens a node and 8 children a node. Each
+figure is the best of eight rounds of 500 operations on a tree of the given size, in CPU time:
+
+    peek, match     a cached leaf, at a random place of the tree, per second
+    insert          a publish that adds one leaf below a leased prefix
+    request         all that a request costs: match, lease, slots, publish of one new leaf, release
+    evict           one call that frees the 16 slots of the least recently used leaf
+    split           a match that ends inside a node which was never cut
+    bytes/node      of tree, keys, slot numbers and heap, by tracemalloc
+    4k match        microseconds to match a cached prefix of 4,000 tokens, and to peek at it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+import tracemalloc
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from phloem.batch import IntArray
+from phloem.interfaces import Lease, PluginContext
+from phloem.plugins.cache.eviction import Lru
+from phloem.plugins.cache.radix import RadixCache
+from phloem.pool import SlotPool
+from phloem.request import Namespace
+
+SPACE = Namespace()
+RUN = 16  # tokens of a node
+FANOUT = 8
+ROUNDS = 8
+BATCH = 500
+VOCAB = 50_000
+LONG = 4_000
+
+T = TypeVar("T")
+Row = dict[str, float]
+Started = tuple["array[int]", IntArray, Lease]
+
+
+class Bench:
+    """A tree of `nodes` leaves and inner nodes, and the texts that lead to them."""
+
+    def __init__(self, nodes: int, page_size: int, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.page_size = page_size
+        spare = (3 * ROUNDS * BATCH * RUN + 2 * LONG) // page_size
+        self.pool = SlotPool(nodes * RUN // page_size + spare, page_size)
+        context = PluginContext("cache", "radix", pools=(self.pool,), page_size=page_size)
+        context.extras["eviction"] = Lru(Lru.Options(), context)
+        self.cache = RadixCache(RadixCache.Options(), context)
+        self.texts = list(self._grow(nodes))
+
+    def _grow(self, nodes: int) -> Iterator[array[int]]:
+        level = [array("i")]
+        made = 0
+        while made < nodes:
+            below = [self.longer(parent) for parent in level for _ in range(FANOUT)][: nodes - made]
+            yield from below
+            made += len(below)
+            level = below
+
+    def longer(self, text: array[int]) -> array[int]:
+        """`text` and one more run of random tokens."""
+        return text + array("i", [self.rng.randrange(VOCAB) for _ in range(RUN)])
+
+    def start(self, text: array[int]) -> Started:
+        """Match, lease, and take slots for the rest."""
+        lease = self.cache.lease(self.cache.match(text, len(text) - 1, SPACE))
+        (slots,) = self.cache.slots(lease)
+        fresh = self.pool.alloc(len(text) - lease.length)
+        assert fresh is not None, "the pool is sized for the whole bench"
+        return text, np.concatenate([slots, fresh]), lease
+
+    def publish(self, started: Started) -> Lease:
+        """Adds the new leaf."""
+        text, slots, lease = started
+        return self.cache.publish(text, len(text), (slots,), lease, SPACE).lease
+
+    def request(self, text: array[int]) -> None:
+        """A request's life in the tree."""
+        self.cache.release(self.publish(self.start(text)))
+
+    def inserts(self, rounds: Sequence[Sequence[array[int]]]) -> float:
+        """Publishes per second in the best round; what comes before and after is not timed."""
+        best = 0.0
+        for texts in rounds:
+            started = [self.start(text) for text in texts]
+            leases: list[Lease] = []
+            best = max(best, rate(lambda item: leases.append(self.publish(item)), [started]))  # noqa: B023
+            for lease in leases:
+                self.cache.release(lease)
+        return best
+
+    def sample(self) -> list[array[int]]:
+        """Texts of random nodes."""
+        return self.rng.choices(self.texts, k=BATCH)
+
+
+def rate(operation: Callable[[T], object], rounds: Sequence[Sequence[T]]) -> float:
+    """Operations per second in the best round."""
+    best = float("inf")
+    for items in rounds:
+        start = time.process_time()
+        for item in items:
+            operation(item)
+        best = min(best, (time.process_time() - start) / len(items))
+    return 1.0 / best
+
+
+def measure(nodes: int, page_size: int, seed: int) -> Row:
+    """All figures at one size."""
+    tracemalloc.start()
+    bench = Bench(nodes, page_size, seed)
+    before = tracemalloc.get_traced_memory()[0]
+    for text in bench.texts:
+        bench.request(text)
+    size = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    cache = bench.cache
+    row: Row = {"nodes": nodes, "page_size": page_size, "bytes_per_node": size / nodes}
+    row["peek"] = rate(lambda t: cache.peek(t, len(t), SPACE), [bench.sample() for _ in range(ROUNDS)])
+    row["match"] = rate(lambda t: cache.match(t, len(t), SPACE), [bench.sample() for _ in range(ROUNDS)])
+    grown = [[bench.longer(text) for text in bench.sample()] for _ in range(ROUNDS)]
+    row["insert"] = bench.inserts(grown)
+    row["request"] = rate(bench.request, [[bench.longer(text) for text in bench.sample()] for _ in range(ROUNDS)])
+    row["evict"] = rate(lambda _: cache.evict(RUN), grown)
+    if page_size < RUN:
+        row["split"] = rate(lambda t: cache.match(t, len(t) - RUN // 2, SPACE), grown)
+    row.update(long_prefix(bench))
+    cache.check()
+    return row
+
+
+def long_prefix(bench: Bench) -> Row:
+    """Microseconds to find a cached prefix of LONG tokens in one node."""
+    cache = bench.cache
+    text = array("i", [bench.rng.randrange(VOCAB) for _ in range(LONG)])
+    bench.request(text)
+    times = 200
+    peek = rate(lambda t: cache.peek(t, LONG, SPACE), [[text] * times] * ROUNDS)
+    match = rate(lambda t: cache.match(t, LONG, SPACE), [[text] * times] * ROUNDS)
+    return {"peek_4k_us": 1e6 / peek, "match_4k_us": 1e6 / match}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The figures, aligned."""
+    heads = ["nodes", "peek/s", "match/s", "insert/s", "request/s", "split/s", "evict/s"]
+    keys = [head.removesuffix("/s") for head in heads]
+    heads += ["bytes/node", "4k match us", "4k peek us"]
+    keys += ["bytes_per_node", "match_4k_us", "peek_4k_us"]
+    lines = ["".join(f"{head:>13}" for head in heads)]
+    for row in rows:
+        cells = (f"{row[key]:>13,.{1 if key.endswith('us') else 0}f}" if key in row else f"{'-':>13}" for key in keys)
+        lines.append("".join(cells))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="1000,10000,100000", help="nodes, comma separated; 1000000 takes minutes")
+    parser.add_argument("--page-size", type=int, default=1, choices=(1, 2, 4, 8, 16))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = [measure(int(size), options.page_size, options.seed) for size in options.sizes.split(",")]
+    print(table(rows))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
