@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -173,13 +173,14 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
 
     def section(path: KeyPath, kind: str, base: type[s.PluginSection]) -> type[s.PluginSection]:
         uses = (get(layer.data, (*path, "use")) for layer in reversed(layers))
-        use = next(use for use in uses if use is not None)
+        use = next((use for use in uses if use is not None), None)
         try:
-            return exact_section(base, registry, kind, use)
+            if use:  # a list item without it is reported by validation, or was when it was normalised
+                return exact_section(base, registry, kind, use)
         except PluginError as error:
             hint = f"; {error.hint}" if error.hint else ""
             problems.append(f"{_where(layers, (*path, 'use'))}: {dotted((*path, 'use'))}: {error.message}{hint}")
-            return create_model(base.__name__, __base__=base, __cls_kwargs__={"extra": "allow"})
+        return create_model(base.__name__, __base__=base, __cls_kwargs__={"extra": "allow"})
 
     fields: dict[str, Any] = {}
     pair = "prefill" in layers[0].data["attention"]
@@ -203,7 +204,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
 
 def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, use: str) -> type[s.PluginSection]:
     """The section class with the options of plugin `use` mixed in; PluginError if the plugin cannot be used."""
-    if use == "none" or (use == "auto" and kind in AUTO):
+    if (use == "none" and kind == "grammar") or (use == "auto" and kind in AUTO):
         return base
     plugin = registry.load(kind, use)
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)
@@ -253,6 +254,8 @@ def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer
         path: KeyPath = tuple(detail["loc"])
         kind, value = detail["type"], detail["input"]
         message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        if kind == "default_factory_not_called":  # follows from another error
+            continue
         if kind == "extra_forbidden":
             if path[0] == path[-1]:
                 message = f"unknown section {did_you_mean(str(path[-1]), SECTIONS)}"
@@ -268,7 +271,7 @@ def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer
 def _known_keys(cls: Any, path: KeyPath) -> Sequence[str]:
     for part in path:
         cls = get_args(cls)[part] if isinstance(part, int) else cls.model_fields[part].annotation
-        if not isinstance(cls, type):  # `Model | None`
+        if not isinstance(cls, type) and get_origin(cls) is not tuple:  # `Model | None`
             cls = next((a for a in get_args(cls) if hasattr(a, "model_fields")), cls)
     return list(getattr(cls, "model_fields", ()))
 
@@ -328,5 +331,6 @@ def _requirement_problems(
 
 
 def _quote(config: Config, path: KeyPath) -> str:
-    _, mark = config.origin(path)
-    return f"{mark.place}: {mark.text}" if mark else f"default: {dotted(path)}: {get(config.dump(), (*path, 'use'))}"
+    use = (*path, "use")
+    mark = config.origin(use)[1]
+    return f"{mark.place}: {mark.text}" if mark else f"default: {dotted(path)}: {get(config.dump(), use)}"

@@ -97,7 +97,7 @@ def default_layer() -> Layer:
 
 def unknown_variables(env: Mapping[str, str], layers: Iterable[Layer]) -> Iterator[str]:
     """Problems for `PHLOEM_*` variables that set nothing and that no secret refers to."""
-    secrets = {name for layer in layers for name in _secret_variables(layer.data)}
+    secrets = {source["env"] for layer in layers for _, source in _secrets(layer.data, ()) if "env" in source}
     types: dict[str, type[s.Section]] = {"engine": s.EngineSection, "server": s.ServerSection}
     types |= {str(path[0]): section for path, (_, section) in SLOTS.items() if len(path) == 1}
     options = [(name, option) for name, section in types.items() for option in section.model_fields]
@@ -133,6 +133,11 @@ def normalise(layers: Sequence[Layer], problems: list[str]) -> None:
     _settle_attention(layers, problems)
     for path, (_, section) in SLOTS.items():
         _drop_overridden(layers, path, set(section.model_fields))
+    for i, layer in enumerate(layers):
+        for path, _ in _secrets(layer.data, ()):  # {env: A} below {file: B} is no mapping of both
+            for lower in layers[:i]:
+                if isinstance(held := get(lower.data, path), dict):
+                    held.clear()
 
 
 def get(data: Any, path: KeyPath) -> Any:
@@ -156,12 +161,9 @@ def _expand(layer: Layer, parent: Any, path: KeyPath, problems: list[str]) -> No
     if use is not None and not isinstance(use, str):
         what = "use: must be a plugin's name" if isinstance(value, dict) else "must be a plugin's name or a mapping"
         problems.append(f"{_place(layer, path)}: {dotted(path)}: {what}, got {use if use != 0 else value!r}")
-        parent[key] = {"use": "none"} if isinstance(parent, list) else {}
+        parent[key] = {"use": ""} if isinstance(parent, list) else {}
     elif isinstance(use, str) and (".py:" in use or use.endswith(".py")):
         value["use"] = os.path.normpath(os.path.join(layer.base, os.path.expanduser(use)))
-    elif use is None and isinstance(parent, list):
-        problems.append(f"{_place(layer, path)}: {dotted(path)}: `use` is required")
-        value["use"] = "none"
 
 
 def _settle_attention(layers: Sequence[Layer], problems: list[str]) -> None:
@@ -195,9 +197,8 @@ def _drop_overridden(layers: Sequence[Layer], path: KeyPath, core_fields: set[st
             effective.append((section, layer, use))
     for section, layer, chosen in effective:
         for key in [key for key in section if chosen != use and key not in core_fields]:
-            log.warning(
-                "%s: %s was an option of '%s'; dropped, since '%s' is used", _place(layer, path), key, chosen, use
-            )
+            place = _place(layer, (*path, key))
+            log.warning("%s: %s was an option of '%s'; dropped, since '%s' is used", place, key, chosen, use)
             del section[key]
 
 
@@ -231,10 +232,10 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else copy.deepcopy(value)
 
 
-def _secret_variables(data: Any) -> Iterator[str]:
-    if isinstance(data, dict):
-        if set(data) == {"env"} and isinstance(data["env"], str):
-            yield data["env"]
-        data = list(data.values())
-    for value in data if isinstance(data, list) else ():
-        yield from _secret_variables(value)
+def _secrets(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Mappings that look like `{env: NAME}` or `{file: path}`."""
+    if isinstance(data, dict) and list(data) in (["env"], ["file"]):
+        yield path, data
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield from _secrets(value, (*path, key))

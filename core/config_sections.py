@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ def parse_size(value: Any) -> int:
         size = value
     else:
         raise ValueError("must be a whole number, or one with a suffix such as 16k or 2GiB (powers of 1024)")
-    if size != int(size):
+    if not math.isfinite(size) or size != int(size):
         raise ValueError("must be a whole number")
     return int(size)
 
