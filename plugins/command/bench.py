@@ -45,6 +45,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """An integer, zero allowed."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
+    return int(text)
+
+
 def positives(text: str) -> list[int]:
     """A comma-separated list of integers above zero."""
     return [positive(part) for part in text.split(",")]
@@ -61,7 +68,7 @@ class Bench:
         parser.add_argument("--requests", type=positive, default=32, help="requests of each run")
         parser.add_argument("--input", type=positive, help="tokens of each prompt that are its own")
         parser.add_argument("--output", type=positive, help="tokens to write for each request")
-        parser.add_argument("--prefix", type=int, help="tokens that all prompts start with")
+        parser.add_argument("--prefix", type=natural, help="tokens that all prompts start with")
         parser.add_argument("--concurrency", type=positives, default=[1, 8, 32], help="clients, one run each: 1,8,32")
         parser.add_argument("--seed", type=int, default=0, help="of the prompts")
         parser.add_argument("--json", dest="save", metavar="FILE", help="save the result")
@@ -75,6 +82,8 @@ class Bench:
             return 0
         if args.target is None:
             raise ConfigError("bench needs a model or a configuration", hint="phloem bench smollm2-135m")
+        if args.save and not Path(args.save).resolve().parent.is_dir():
+            raise ConfigError(f"--json {args.save}: the folder does not exist", hint="create it first")
         report = measure(args)
         print(table(report["runs"]))
         if args.profile:
