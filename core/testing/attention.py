@@ -7,7 +7,7 @@ class TestMine(AttentionSuite):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ import torch
 
 from ..batch import Batch
 from ..drafts import Draft
-from ..interfaces import Attention, PluginContext
 from ..model_spec import GroupSpec, LayerSpec, ModelSpec
 from ..pool import KVStore
+from .plugin import PluginSuite
 from .ragged import Part, Ragged
 
 
@@ -97,16 +97,11 @@ CASES: dict[str, Sequence[Past]] = {
 }
 
 
-class AttentionSuite:
-    """Subclass it in a test module and set `plugin` to the class under test; `make` may be replaced."""
+class AttentionSuite(PluginSuite):
+    """Subclass it in a test module and set `plugin` to the class under test."""
 
-    plugin: ClassVar[type[Any]]
+    kind = "attention"
     tolerance: ClassVar[float] = 2e-5  # absolute, for float32 inputs of unit size
-
-    def make(self) -> Attention:
-        """A fresh instance with default options."""
-        plugin = self.plugin(self.plugin.Options(), PluginContext("attention", "under test"))
-        return plugin  # type: ignore[no-any-return]
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -16,29 +16,30 @@ import torch
 from ..drafts import Draft
 from ..interfaces import Model, PluginContext
 from .attention import NaiveAttention
+from .plugin import PluginSuite
 from .ragged import Part, Ragged
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8]
 
 
-class ModelSuite:
-    """Subclass it and set `plugin` and `path`, a tiny model; or replace the fixture `model`."""
+class ModelSuite(PluginSuite):
+    """Subclass it and set `plugin`, and `path` to a model that it serves: the smaller, the faster."""
 
-    plugin: ClassVar[type[Any]]
-    path: ClassVar[str]
+    kind = "model"
+    path: ClassVar[str] = "smollm2-135m"
     tolerance: ClassVar[float] = 1e-4  # of logits, absolute, in float32
 
-    @classmethod
-    def make(cls, path: str) -> Model:
-        """The plugin's instance for a path, with default options."""
-        model: Model = cls.plugin(cls.plugin.Options(), PluginContext("model", "under test", extras={"path": path}))
+    def make(self) -> Model:
+        """A freshly loaded model."""
+        context = PluginContext(self.kind, "under test", extras={"path": self.path})
+        model: Model = self.plugin(self.plugin.Options(**self.options), context)
         return model
 
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls) -> Model:
-        """The loaded model; one instance serves all tests."""
-        return cls.make(cls.path)
+        """The loaded model; one instance serves all tests but those of loading."""
+        return cls().make()
 
     def test_supports_what_it_loads(self, model: Model) -> None:
         """`supports` accepts the model under test."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import ARCHITECTURES, WINDOW
-from test_native_model import hf, logits_of, random_sequences, reference_logits
+from test_native_model import assert_equal_on_text, hf, logits_of, random_sequences, reference_logits
 
 from phloem.errors import ModelError
 from phloem.interfaces import PluginContext
@@ -48,10 +48,10 @@ class TestGemma2(ModelSuite):
 
     plugin = TransformersModel
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def model(cls, tiny_model: TinyModel):
-        return cls.make(str(tiny_model("gemma2")))
+    def folder(cls, tiny_model: TinyModel) -> None:
+        cls.path = str(tiny_model("gemma2"))
 
 
 @pytest.mark.parametrize("arch", EXACT)
@@ -162,9 +162,7 @@ def test_missing_weights_are_named(tiny_model: TinyModel, tmp_path: Path) -> Non
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ModelError, match=r"do not fit its config: missing tensor model\.layers\.1\.mlp\.up_proj\.weight"
-    ):
+    with pytest.raises(ModelError, match=r"do not fit its config: missing tensor model\.layers\.1\.mlp"):
         load(tmp_path)
 
 
@@ -173,7 +171,7 @@ def test_unknown_architecture_is_an_error_of_ours(tiny_model: TinyModel, tmp_pat
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "never_heard_of"}))
-    with pytest.raises(ModelError, match="transformers cannot load .*never_heard_of"):
+    with pytest.raises(ModelError, match=r"transformers cannot load .*never_heard_of"):
         load(tmp_path)
 
 
@@ -207,9 +205,7 @@ def test_asking_imports_no_transformers(tiny_model: TinyModel) -> None:
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
 def test_real_logits_equal_the_plain_model(name: str, hf_folder: Callable[[str], Path], hf_model: Any) -> None:
     """Prompts on both sides of Gemma's window of 512, in two chunks."""
-    sequences = random_sequences([513, 4, 61], 40000)
-    ours = logits_of(load(hf_folder(name)), sequences, split=500)
-    assert (ours - reference_logits(hf_model(name), sequences)).abs().max() < 2e-4
+    assert_equal_on_text(load(hf_folder(name)), hf_model(name))
 
 
 @pytest.mark.real

@@ -67,8 +67,8 @@ class Recorder:
             softcap=arguments.get("softcap"),
         )
         self.layers.append(facts)
-        rows = [x[0].transpose(0, 1) for x in (q, k, v)]
-        return _dense(*rows, facts)[None]
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        return _dense(q, k, v, facts)[None]
 
     def _refuse_unknown(self, arguments: dict[str, Any]) -> None:
         for name, value in arguments.items():
@@ -98,7 +98,7 @@ class DenseStep:
         """See `AttentionStep`."""
         counts = [count for _, count in self.parts]
         out = []
-        for (sequence, _), *rows in zip(self.parts, q.split(counts), k.split(counts), v.split(counts), strict=True):
+        for (sequence, _), *rows in zip(self.parts, *(torch.split(x, counts) for x in (q, k, v)), strict=True):
             own_q, own_k, own_v = rows
             if (layer, sequence) in self.store:
                 past_k, past_v = self.store[layer, sequence]
@@ -151,7 +151,7 @@ def _ragged_logits(runner: Runner, facts: list[LayerFacts], prompts: list[torch.
         tokens = torch.cat([prompt[a:b] for prompt, a, b in zip(prompts, starts, ends, strict=True)])
         positions = torch.cat([torch.arange(a, b, device=runner.device) for a, b in zip(starts, ends, strict=True)])
         logits = runner.logits(runner.hidden(tokens, positions, step, facts))
-        for own, block in zip(rows, logits.split(counts), strict=True):
+        for own, block in zip(rows, torch.split(logits, counts), strict=True):
             own.append(block)
     return [torch.cat(own) for own in rows]
 
