@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -98,6 +100,25 @@ def test_the_plugin_of_the_readme_serves(
     with Engine.from_yaml("short.yaml") as engine:
         assert type(engine.core.scheduler.policy).__name__ == "ShortFirst"
         assert len(engine.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)).token_ids) == 3
+
+
+def test_the_tutorials_plugin_passes_its_suite(tmp_path: Path) -> None:
+    save(ROOT / "docs" / "plugins" / "write-one.md", tmp_path, tmp_path)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d+ passed", done.stdout)
+    assert "skipped" not in done.stdout
 
 
 def anchors(page: Path) -> set[str]:
