@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from phloem.errors import ModelError
 from phloem.interfaces import TokenizerData
 
-from .post_processor import template_processor
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class FolderSource:
         named = {key: config.get(key, saved.get(key)) for key in _SPECIAL}
         special = {key: _content(value) for key, value in named.items() if value}
         return TokenizerData(
-            json=_document(file, config, special),
+            json=file.read_text(encoding="utf-8"),
             chat_template=self._chat_template(config),
             special_tokens=special,
         )
@@ -122,20 +121,6 @@ def read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise ModelError(f"{file} holds {type(value).__name__}, expected a JSON object")
     return value
-
-
-def _document(file: Path, config: dict[str, Any], special: dict[str, str]) -> str:
-    """tokenizer.json, in which tokenizer_config.json's add_bos_token and add_eos_token, where given, have their way."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return file.read_text(encoding="utf-8")
-    document = read_json(file) or {}
-    first = special.get("bos_token") if config.get("add_bos_token") else None
-    last = special.get("eos_token") if config.get("add_eos_token") else None
-    vocab = document.get("model", {}).get("vocab", {})
-    ids = (vocab if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}) | {
-        token["content"]: token["id"] for token in document.get("added_tokens", [])
-    }
-    return json.dumps(document | {"post_processor": template_processor(first, last, ids)}, ensure_ascii=False)
 
 
 def _content(token: Any) -> str:
