@@ -45,6 +45,7 @@ def test_folder_gives_every_tensor_once(tiny_model: Tiny) -> None:
     assert sorted(name for name, _ in found) == sorted(expected)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found)
     assert (source.format, source.eos_token_ids, source.config["model_type"]) == ("safetensors", (1,), "llama")
+    assert (source.path, source.name) == (str(tiny_model("llama")), "llama")
 
 
 def test_folder_eos_from_generation_config_wins(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -316,6 +317,30 @@ def test_sources_import_neither_torch_nor_gguf_at_first() -> None:
     program = "import sys, phloem.plugins.model._source; print({'torch', 'gguf', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_progress_on_a_terminal_and_elsewhere(tiny_model: Tiny) -> None:
+    import os
+    import pty
+
+    program = (
+        "from phloem.plugins.model._source import open_source\n"
+        f"list(open_source({str(tiny_model('llama'))!r}, progress=True).tensors())"
+    )
+    terminal, other_end = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", program], stderr=other_end, env={"TERM": "xterm"}) as process:
+        os.close(other_end)
+        data = b""
+        with suppress(OSError):  # the end of a terminal is an error
+            while chunk := os.read(terminal, 1 << 16):
+                data += chunk
+        assert process.wait() == 0
+    shown = data.decode()
+    assert "Loading weights" in shown
+    assert "1/1" in shown
+    assert "\x1b[" in shown
+    plain = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=True)
+    assert plain.stderr == "Loading weights ...\nLoading weights: done\n"
 
 
 # --- names ---

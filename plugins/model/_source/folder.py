@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phloem.errors import ModelError
 from phloem.interfaces import TokenizerData
 
+from .known import served_name
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class FolderSource:
 
     def __init__(self, path: Path, *, progress: bool = False) -> None:
         """Read config.json and generation_config.json; raises ModelError if the first is missing or broken."""
-        self.path = str(path)
+        self.path, self.name = str(path), served_name(str(path))
         self._folder = path
         self._progress = progress
         config = read_json(path / "config.json")

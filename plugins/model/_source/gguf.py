@@ -14,6 +14,7 @@ from .gguf_config import config_from_gguf, eos_ids
 from .gguf_file import GgufFile
 from .gguf_names import IGNORED, expected_shapes, hf_name, to_hf
 from .gguf_tokenizer import tokenizer_from_gguf
+from .known import served_name
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class GgufSource:
 
     def __init__(self, path: Path, *, progress: bool = False) -> None:
         """Read the metadata; raises ModelError if the file is damaged, incomplete or of an unknown architecture."""
-        self.path = str(path)
+        self.path, self.name = str(path), served_name(str(path))
         self._progress = progress
         self._file = GgufFile(path)
         self.config = config_from_gguf(self._file)

@@ -10,7 +10,8 @@ from phloem.errors import ModelError
 from .known import KNOWN
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(/(?P<file>[\w./-]+\.gguf))?(@(?P<revision>[\w./-]+))?")
-_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]
+_UNWANTED = ["*/*", "consolidated*"]  # the same weights once more, in their makers' own layouts
 
 
 def is_hub_id(name: str) -> bool:
@@ -32,7 +33,7 @@ def download(name: str, *, progress: bool = False) -> str:
         if match["file"]:
             return huggingface_hub.hf_hub_download(match["repo"], match["file"], revision=match["revision"])
         return huggingface_hub.snapshot_download(
-            match["repo"], revision=match["revision"], allow_patterns=list(_PATTERNS)
+            match["repo"], revision=match["revision"], allow_patterns=_WANTED, ignore_patterns=_UNWANTED
         )
     except Exception as error:  # requests', httpx's or the hub library's own, depending on its version
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -15,6 +15,7 @@ class ModelSource(Protocol):
     """An opened model. Opening reads metadata only; weights are read while `tensors` is iterated."""
 
     path: str  # the folder or GGUF file
+    name: str  # what the server calls the model unless told otherwise
     format: str  # "safetensors" or "gguf"
     config: dict[str, Any]  # as in a Hugging Face config.json; built from the metadata of a GGUF file
     eos_token_ids: tuple[int, ...]  # tokens that end an answer

