@@ -91,9 +91,8 @@ class CacheRig:
     def start(self, tokens: array[int], namespace: Namespace, limit: int | None = None) -> Holder:
         """Match and lease, as at admission."""
         limit = len(tokens) - 1 if limit is None else limit
-        expected = self.expected(tokens, limit, namespace)
         match = self.cache.match(tokens, limit, namespace)
-        assert match.length == expected, f"matched {match.length} tokens, {expected} are cached"
+        self._judge(match.length, tokens, limit, namespace)
         lease = self.cache.lease(match)
         assert lease.length == match.length, f"leased {lease.length} of {match.length} matched tokens"
         slots = [s.copy() for s in self.cache.slots(lease)]
@@ -132,8 +131,9 @@ class CacheRig:
         for given in offered:
             given[:] = -1  # the caller's array: it goes on using it
         whole = length // self.page_size * self.page_size
-        expected = whole if self.shares else 0
-        assert lease.length == expected, f"publish of {length} tokens leased {lease.length}, not {expected}"
+        least = whole if self.shares else old
+        assert least <= lease.length <= whole, f"publish of {length} tokens leased {lease.length}"
+        assert lease.length % self.page_size == 0, f"a lease of {lease.length} tokens, not of whole pages"
         for group, kept in enumerate(slots):
             assert len(kept) == lease.length - old, "a slot for each newly leased token"
             holder.slots[group][old : lease.length] = kept
@@ -162,6 +162,14 @@ class CacheRig:
             end += self.page_size
         return end
 
+    def _judge(self, length: int, tokens: array[int], limit: int, namespace: Namespace) -> None:
+        """A cache that shares finds all that the model knows; another finds what it likes, if it is really there."""
+        assert 0 <= length <= limit, f"matched {length} tokens under a limit of {limit}"
+        assert length % self.page_size == 0, f"matched {length} tokens, not whole pages"
+        if self.shares:
+            expected = self.expected(tokens, limit, namespace)
+            assert length == expected, f"matched {length} tokens, {expected} are cached"
+
     def look(self, tokens: array[int], namespace: Namespace, limit: int | None = None) -> int:
         """Peek and match agree with the model and with each other, and peek changes nothing."""
         limit = len(tokens) if limit is None else limit
@@ -169,7 +177,7 @@ class CacheRig:
         length = self.cache.peek(tokens, limit, namespace)
         assert length == self.cache.peek(tokens, limit, namespace), "peek changed what it looks at"
         assert before == (self.cache.version, self.cache.counts(), self.free), "peek changed the cache"
-        assert length == self.expected(tokens, limit, namespace), f"peek says {length} tokens"
+        self._judge(length, tokens, limit, namespace)
         match = self.cache.match(tokens, limit, namespace)
         assert match.length == length, f"match finds {match.length} tokens, peek {length}"
         assert before == (self.cache.version, self.cache.counts(), self.free), "a match changed what is cached"

@@ -1,8 +1,15 @@
-"""Conformance of `cache` plugins: every promise of the `Cache` protocol, against a naive model and slot canaries."""
+"""Conformance of kind `cache`: every promise of the protocol, against a naive model and a canary in every slot.
+
+class TestMine(CacheSuite):
+    plugin = MyCache
+
+Needs hypothesis.
+"""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from ..interfaces import Cache, EvictionNode, PluginContext
+from ..registry import check_contract
 from ..request import Namespace
 from ._cache_rig import CacheRig, Holder
 
@@ -34,20 +42,21 @@ class OldestFirst:
 
 
 class CacheSuite:
-    """Subclass it in a test module with `plugin` set to the cache class, and pytest runs every test below.
+    """Subclass it and set `plugin`; `options` are its options, or replace `make` where it needs extras.
 
-    Override `make` where the plugin needs options or extras. A plugin with capability `sharing` promises that every
-    published page is matched until it is evicted; the tests of that promise skip plugins without it.
+    A plugin with capability `sharing` promises that every published page is matched until it is evicted. One without
+    may keep and find less; the tests of that promise skip it, and what it does find must be right.
     """
 
     plugin: ClassVar[type[Any]]
-    examples: ClassVar[int] = 60  # random histories per page size
+    options: ClassVar[Mapping[str, Any]] = {}
+    examples: ClassVar[int] = 40  # random histories per page size
     steps: ClassVar[int] = 40  # operations in each
 
     def make(self, context: PluginContext) -> Cache:
-        """A fresh cache over `context.pools`, with its default options."""
+        """A fresh cache over `context.pools`."""
         context.extras["eviction"] = OldestFirst()
-        cache: Cache = self.plugin(self.plugin.Options(), context)
+        cache: Cache = self.plugin(self.plugin.Options(**self.options), context)
         return cache
 
     def rig(self, page_size: int, pages: int = 24) -> CacheRig:
@@ -65,6 +74,10 @@ class CacheSuite:
         """Page sizes for the tests below."""
         size: int = request.param
         return size
+
+    def test_keeps_the_contract(self) -> None:
+        """`api`, `Options`, `capabilities` and every method of the protocol are there and can be called."""
+        check_contract("cache", self.plugin.__name__, self.plugin)
 
     # --- any order of operations ---
 
@@ -118,6 +131,7 @@ class CacheSuite:
             rig.compute(holder, len(holder.tokens))
         for holder in holders:
             rig.publish(holder, len(holder.tokens))
+            rig.audit()
         if rig.shares:
             assert rig.owned == 32 * (4 + 2)
         for holder in holders:
@@ -251,6 +265,7 @@ def _text(length: int, first: int = 0) -> array[int]:
 
 _runs = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, max_size=5)
 _any = st.integers(0, 10**6)
+_spaces = st.sampled_from((Namespace(),) * 5 + SALTS)  # mostly one, so that requests do meet
 
 
 class _History(RuleBasedStateMachine):
@@ -279,14 +294,16 @@ class _History(RuleBasedStateMachine):
     def branch(self, text: array[int], cut: int, runs: list[tuple[int, int]]) -> array[int]:
         return text[: cut % (len(text) + 1)] + self._written(runs)
 
-    @rule(text=texts, namespace=st.sampled_from(SALTS))
+    @rule(text=texts, namespace=_spaces)
     def serve(self, text: array[int], namespace: Namespace) -> None:
         self.rig.serve(text, namespace)
 
     @precondition(lambda self: len(self.holders) < 5)
-    @rule(text=texts, namespace=st.sampled_from(SALTS), limit=_any)
-    def start(self, text: array[int], namespace: Namespace, limit: int) -> None:
-        self.holders.append(self.rig.start(text, namespace, limit % (len(text) + 1)))
+    @rule(text=texts, namespace=_spaces, limit=_any, twins=st.booleans())
+    def start(self, text: array[int], namespace: Namespace, limit: int, twins: bool) -> None:
+        """Twins compute the same text side by side, and both publish it."""
+        for _ in range(1 + twins):
+            self.holders.append(self.rig.start(text, namespace, limit % (len(text) + 1)))
 
     @precondition(lambda self: self.holders)
     @rule(which=_any, tokens=_any)
@@ -311,7 +328,7 @@ class _History(RuleBasedStateMachine):
         else:
             self.rig.abort(holder)
 
-    @rule(text=texts, namespace=st.sampled_from(SALTS), limit=_any)
+    @rule(text=texts, namespace=_spaces, limit=_any)
     def look(self, text: array[int], namespace: Namespace, limit: int) -> None:
         self.rig.look(text, namespace, limit % (len(text) + 1))
 

@@ -1,10 +1,28 @@
-"""The built-in caches pass the suite that any cache plugin can run."""
+"""The built-in caches, and the one in the docs, pass the suite that any cache plugin can run."""
 
 from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
 
 from phloem.plugins.cache.chunk import ChunkCache
 from phloem.plugins.cache.radix import RadixCache
 from phloem.testing.cache import CacheSuite
+
+PAGE = Path(__file__).parents[2] / "docs" / "plugins" / "cache.md"
+
+
+def documented(title: str, name: str) -> Any:
+    """A class of the docs' snippet with that title."""
+    snippet = re.search(rf'^```python title="{title}"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert snippet, f"{PAGE} shows no {title}"
+    spec = importlib.util.spec_from_loader(title.removesuffix(".py"), loader=None)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    exec(compile(snippet[1], title, "exec"), module.__dict__)
+    return getattr(module, name)
 
 
 class TestRadix(CacheSuite):
@@ -13,3 +31,7 @@ class TestRadix(CacheSuite):
 
 class TestChunk(CacheSuite):
     plugin = ChunkCache
+
+
+class TestDocumented(CacheSuite):
+    plugin = documented("last_text.py", "LastText")
