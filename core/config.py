@@ -167,6 +167,8 @@ def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -
 
 # --- phase 1: names become classes --------------------------------------------------------------------------------
 
+_NO_SOURCE = {"use_attribute_docstrings": False}  # fields keep the docstrings of the classes that wrote them
+
 
 def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str]) -> type[Config]:
     """A Config whose sections are typed by the chosen plugins' options. An unusable plugin adds a problem."""
@@ -210,14 +212,14 @@ def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, us
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)
     if shared:
         raise PluginError(f"{kind} plugin '{use}' declares the option '{shared.pop()}', which is the core's own")
-    cls = create_model(base.__name__, __base__=(plugin.Options, base))  # fields of the last base come first
+    cls = create_model(base.__name__, __base__=(plugin.Options, base), __cls_kwargs__=_NO_SOURCE)
     cls.plugin = plugin
     return cls
 
 
 def _with_fields(outer: type[Any], fields: Mapping[str, Any]) -> type[Any]:
     required: dict[str, Any] = {name: (cls, ...) for name, cls in fields.items()}
-    exact: type[Any] = create_model(outer.__name__, __base__=outer, **required)
+    exact: type[Any] = create_model(outer.__name__, __base__=outer, __cls_kwargs__=_NO_SOURCE, **required)
     return exact
 
 

@@ -95,7 +95,10 @@ class ObserverSet:
         for i, (name, observer) in reversed(list(enumerate(observers))):  # pluggy calls the last registered first
             key = f"{name}[{i}]"
             by_plugin[key] = _Observer(name)
-            manager.register(observer, key)
+            try:
+                manager.register(observer, key)
+            except pluggy.PluginValidationError as error:
+                raise PluginError(f"observer '{name}': {' '.join(str(error).split())}") from error
             if not manager.get_hookcallers(observer):
                 raise PluginError(f"observer '{name}' has no hook", hint="mark its methods with phloem.hooks.hookimpl")
             for hook in sorted(h.name for h in manager.get_hookcallers(observer) or () if h.name not in names):

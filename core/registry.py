@@ -62,12 +62,13 @@ class Registry:
         seen: set[str] = set()
         for dist in metadata.distributions() if path is None else metadata.distributions(path=list(path)):
             entries = [entry for entry in dist.entry_points if entry.group.startswith("phloem.")]
-            if not entries or dist.name in seen:  # an earlier copy on the path shadows a later one, as for imports
+            name, version = (dist.metadata["Name"], dist.version) if entries else ("", "")
+            if not entries or name in seen:  # an earlier copy on the path shadows a later one, as for imports
                 continue
-            seen.add(dist.name)
+            seen.add(name)
             for entry in entries:
                 kind = entry.group.removeprefix("phloem.")
-                found = Found(kind, entry.name, entry.value, dist.name, dist.version, entry)
+                found = Found(kind, entry.name, entry.value, name, version, entry)
                 self._found.setdefault((kind, entry.name), []).append(found)
 
     def found(self, kind: str | None = None) -> list[Found]:

@@ -50,4 +50,6 @@ def check(kind: str, use: str, attributes: Sequence[str] = ()) -> int:
         file.write_text(text, encoding="utf-8")
         config = Path(folder, "pytest.ini")
         config.write_text("[pytest]\n", encoding="utf-8")
-        return int(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-c", str(config), str(file)]))
+        return int(
+            pytest.main(["-q", "-p", "no:cacheprovider", "--disable-plugin-autoload", "-c", str(config), str(file)])
+        )

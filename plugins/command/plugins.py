@@ -71,7 +71,12 @@ class Plugins:
 def _rows(path: str | None, kind: str | None) -> list[dict[str, Any]]:
     """One mapping per installed plugin; `selected` ones are those of the configuration at `path`."""
     registry = Registry()
-    chosen = _selected(load_config(path))
+    try:
+        chosen = _selected(load_config(path))
+    except ConfigError:
+        if path is not None:
+            raise
+        chosen = set()  # a plugin that spoils the defaults must not spoil the list that shows it
     rows = []
     for found in registry.found(kind):
         if found.kind not in KINDS:
@@ -109,7 +114,7 @@ def _named(name: str) -> tuple[str, str]:
     """(kind, name) of `kind.name` or of a name that only one kind has."""
     found: list[Found] = [f for f in Registry().found() if f.kind in KINDS and name in (f.name, f"{f.kind}.{f.name}")]
     if not found:
-        known = [f"{f.kind}.{f.name}" for f in Registry().found() if f.kind in KINDS]
+        known = [word for f in Registry().found() if f.kind in KINDS for word in (f.name, f"{f.kind}.{f.name}")]
         raise PluginError(f"no plugin is named '{name}' {did_you_mean(name, known)}")
     kinds = sorted({f.kind for f in found})
     if len(kinds) > 1:

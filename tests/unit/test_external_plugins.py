@@ -1,0 +1,117 @@
+"""Plugins from other distributions, installed beside the environment and chosen by YAML; and from a plain file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
+NAMES = ("phloem-short-first", "phloem-lfu", "phloem-slowlog")
+PROGRAM = """
+import json, logging, sys
+from phloem.config import load_config
+from phloem.hooks import ObserverSet
+from phloem.batch import StepStats
+from phloem.interfaces import PluginContext
+from phloem.registry import build
+from phloem.testing import FakeEvictionNode
+from phloem.testing.plugin import TOY_SPEC
+from phloem.testing.schedule import waiting_request
+
+logging.basicConfig(stream=sys.stderr, format="%(message)s")
+config = load_config(sys.argv[1], env={})
+policy = build("schedule", config.schedule, PluginContext("schedule", "x", model=TOY_SPEC))
+rule = build("eviction", config.cache.eviction, PluginContext("eviction", "x"))
+observers = ObserverSet.from_observers(
+    [(s.use, build("observer", s, PluginContext("observer", s.use))) for s in config.observers]
+)
+observers.step(StepStats(step=1, forward_s=99.0))
+requests = [waiting_request(0, prompt=900), waiting_request(1, prompt=10)]
+print(json.dumps({
+    "order": [r.arrival for r in policy.order(requests)],
+    "key": rule.key(FakeEvictionNode(hits=99, last_access=5)),
+    "patience": config.schedule.patience,
+    "use": [config.schedule.use, config.cache.eviction.use, config.observers[0].use],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples, installed into a folder that only the subprocess looks at."""
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
+    folders = [str(EXAMPLES / name) for name in NAMES]
+    subprocess.run([*command, "--target", str(target), *folders], check=True, capture_output=True, text=True)
+    return target
+
+
+def run(config: Path, path: Path | None) -> tuple[dict[str, Any], str]:
+    """What the program prints with `path` on PYTHONPATH, and what it logs."""
+    env = {"PATH": "", **({"PYTHONPATH": str(path)} if path else {})}
+    command = [sys.executable, "-c", PROGRAM, str(config)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_three_distributions_chosen_by_yaml(installed: Path) -> None:
+    result, log = run(EXAMPLES / "engine.yaml", installed)
+    assert result == {
+        "order": [1, 0],
+        "key": [0, 16, 5],
+        "patience": 200,
+        "use": ["short-first", "lfu", "slowlog"],
+    }
+    assert "step 1 took 99.00 s" in log
+
+
+def test_installed_ones_are_listed_and_checked(installed: Path) -> None:
+    env = {"PATH": "", "PYTHONPATH": str(installed)}
+    listing = [sys.executable, "-m", "phloem", "plugins", "list", str(EXAMPLES / "engine.yaml"), "--json"]
+    rows = json.loads(subprocess.run(listing, env=env, capture_output=True, text=True, check=True).stdout)
+    strangers = {row["distribution"]: row["status"] for row in rows if row["distribution"] != "phloem"}
+    assert strangers == dict.fromkeys(NAMES, "selected")
+    checking = [sys.executable, "-m", "phloem", "plugins", "check", "eviction.lfu"]
+    done = subprocess.run(checking, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_installing_activates_nothing(installed: Path) -> None:
+    program = (
+        "import sys; from phloem.config import load_config as load; print(load(env={}).schedule.use, *sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    env = {"PATH": "", "PYTHONPATH": str(installed)}
+    words = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert words[0] == "lpm"
+    assert not [word for word in words if word.startswith(("phloem_short", "phloem_lfu", "phloem_slow"))]
+
+
+def test_without_them_the_configuration_says_so() -> None:
+    command = [sys.executable, "-m", "phloem", "config", "check", str(EXAMPLES / "engine.yaml")]
+    done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "engine.yaml:2:12: schedule.use: no schedule plugin is named 'short-first' (known: fcfs, lpm)" in done.stderr
+    assert "engine.yaml:5:14: cache.eviction.use: no eviction plugin is named 'lfu'" in done.stderr
+    assert "observers[0].use: no observer plugin is named 'slowlog'" in done.stderr
+
+
+def test_plain_files_beside_the_configuration(tmp_path: Path) -> None:
+    for name, module in zip(NAMES, ("phloem_short_first", "phloem_lfu", "phloem_slowlog"), strict=True):
+        (tmp_path / f"{module}.py").write_text((EXAMPLES / name / f"{module}.py").read_text())
+    config = tmp_path / "local.yaml"
+    config.write_text(
+        "schedule: {use: ./phloem_short_first.py:ShortFirst, patience: 7}\n"
+        "cache: {eviction: ./phloem_lfu.py:Lfu}\n"
+        "observers: [./phloem_slowlog.py:Slowlog]\n"
+    )
+    result, log = run(config, None)
+    assert (result["patience"], result["key"]) == (7, [0, 16, 5])
+    assert result["use"][2] == f"{tmp_path}/phloem_slowlog.py:Slowlog"
+    assert "step 1 took" in log
