@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from phloem.interfaces import Api
 
@@ -65,7 +67,20 @@ def create_app(
             CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"], max_age=600
         )
     app.add_middleware(CountAnswers, count=metrics.count)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, without the 422 that FastAPI promises and our handlers turn into a 400."""
+    if app.openapi_schema is None:
+        app.openapi_schema = get_openapi(title=app.title, version=metadata.version("phloem"), routes=app.routes)
+        for path in app.openapi_schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            app.openapi_schema["components"]["schemas"].pop(name, None)
+    return app.openapi_schema
 
 
 def _probes(gate: Gate, engine: Engine) -> APIRouter:
@@ -91,10 +106,10 @@ def _admin(gate: Gate, metrics: Metrics, config: dict[str, Any]) -> APIRouter:
     """For operators."""
     router = APIRouter(tags=["server"])
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics_text() -> Response:
         """Prometheus metrics; engine counters are at most one heartbeat old."""
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/config")
     async def show_config() -> Response:

@@ -25,9 +25,11 @@ def show_banner(ready: Ready, url: str, apis: tuple[str, ...], *, key_needed: bo
     table.add_row("memory", Text(ready.memory))
     table.add_row("plugins", Text(_plugins({**ready.plugins, "api": ", ".join(apis)})))
     table.add_row("url", Text(url, style="green"))
-    table.add_row("try", Text(_curl(url, ready.info.model_name, key_needed=key_needed)))
     title = f"phloem {metadata.version('phloem')}"
-    Console(stderr=True).print(Panel(table, title=title, title_align="left", border_style="green"))
+    console = Console(stderr=True)
+    console.print(Panel(table, title=title, title_align="left", border_style="green"))
+    # outside the frame, on one line: to be copied
+    console.print(Text(_curl(url, ready.info.model_name, key_needed=key_needed)), soft_wrap=True)
 
 
 def _model(info: ServiceInfo) -> Text:
@@ -47,7 +49,7 @@ def _plugins(chosen: Mapping[str, str]) -> str:
         for name in names.split(", "):
             if name and name != "none":
                 versions = [found.version for found in registry.found(kind) if found.name == name]
-                shown.append(f"{kind}.{name} {versions[0] if versions else '(local)'}")
+                shown.append(f"{kind}.{name} {versions[0] if versions else ''}".rstrip())
     return ", ".join(shown)
 
 

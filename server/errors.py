@@ -101,9 +101,7 @@ def _translate(request: Request, error: HTTPException) -> PhloemError:
             f"{where} is not allowed", hint=f"use {(error.headers or {}).get('Allow', 'another method')}"
         )
     if error.detail == "There was an error parsing the body":  # FastAPI's words for all but plain syntax errors
-        return RequestError(
-            "the body cannot be read as JSON", hint="is it nested too deeply, or a number too long?"
-        )
+        return RequestError("the body cannot be read as JSON", hint="is it nested too deeply, or a number too long?")
     translated: PhloemError = RequestError(str(error.detail)) if error.status_code < 500 else PhloemError(error.detail)
     translated.status = error.status_code
     return translated

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from .remote import RemoteService
 from .supervisor import Patience, Supervisor
 
 log = logging.getLogger(__name__)
+MOST_FILES = 65_536
 LAST_ANSWERS_S = 5  # for answers that were cut off at the end of a drain to reach their clients
 
 
@@ -61,7 +63,12 @@ class Server:
             cors=options.cors,
         )
         settings = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=LAST_ANSWERS_S, lifespan="off"
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+            lifespan="off",
         )
         self.http = _Uvicorn(settings)
         self._signals = 0
@@ -75,6 +82,7 @@ class Server:
 
     def run(self) -> int:
         """Serve until a signal or until the model process cannot be kept alive."""
+        _allow_connections()
         return asyncio.run(self._run())
 
     async def _run(self) -> int:
@@ -123,6 +131,14 @@ class Server:
             return
         options = self.config.server
         show_banner(self.service.ready, self.url, options.apis, key_needed=options.api_key is not None)
+
+
+def _allow_connections() -> None:
+    """Raise the soft limit of open files to the hard one: each waiting client is one, and 1,024 is a common default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from phloem.messages import ErrorInfo, Event, GenerateCall
 from .wire import Abort, Ask, Beat, Boot, Events, Failed, Message, Ready, Reply, Stop, Submit, decode_command, encode
 
 T = TypeVar("T")
+STATS_WAIT_S = 0.02  # an idle loop answers at once
 LINGER_MS = 2000  # how long an exiting process waits for its last words to be taken
 
 
@@ -146,12 +147,12 @@ def _ask(core: Core, sender: Sender, ask: Ask) -> None:
 
 
 def _beat(core: Core, sender: Sender, interval_s: float) -> None:
-    """Send beats for ever. Statistics are asked for between steps and repeated until newer ones come."""
+    """Send beats for ever. Statistics are asked for between steps; during a long one the last ones are repeated."""
     idle_at = time.monotonic()
     stats: dict[str, Any] = {}
     asked: Future[dict[str, Any]] = core.invoke(lambda inner: inner.stats())
     while True:
-        if asked.done():
+        if wait([asked], timeout=STATS_WAIT_S).done:
             stats = asked.result()
             asked = core.invoke(lambda inner: inner.stats())
         now = time.monotonic()

@@ -17,6 +17,9 @@ from phloem.errors import PhloemError
 from ._run import gone, unless_gone
 
 DONE = b"data: [DONE]\n\n"
+STREAMS: dict[int | str, dict[str, Any]] = {  # what a generating route adds to the OpenAPI document
+    200: {"description": "The answer; server-sent events with stream: true.", "content": {"text/event-stream": {}}}
+}
 _encoder = msgspec.json.Encoder()
 _log = logging.getLogger("phloem.api")
 

@@ -23,7 +23,7 @@ from ._logprobs import entry, prompt_entries
 from ._params import encode, new_id
 from ._run import Choice, collect, merged, unless_gone
 from ._schema import Int, TokenId
-from ._sse import DONE, json_response, sse, stream
+from ._sse import DONE, STREAMS, json_response, sse, stream
 
 RENAMED: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
@@ -76,7 +76,7 @@ class NativeApi:
         """The route."""
         router = APIRouter(tags=["native"])
 
-        @router.post("/generate")
+        @router.post("/generate", responses=STREAMS)
         async def generate(body: GenerateBody, request: Request) -> Response:
             """Continue a text or token ids. The answer is an object, or a list for a batch or n > 1."""
             started = time.monotonic()

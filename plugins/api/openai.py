@@ -27,7 +27,7 @@ from ._params import (
 )
 from ._run import collect, unless_gone
 from ._schema import ChatBody, CompletionBody, DetokenizeBody, Sampling, TokenizeBody
-from ._sse import json_response, stream
+from ._sse import STREAMS, json_response, stream
 
 
 class OpenAIApi:
@@ -98,7 +98,7 @@ async def _completion_answer(body: CompletionBody, service: Service) -> Completi
 def _add_generation(router: APIRouter, service: Service) -> None:
     """The two routes that generate."""
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=STREAMS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several."""
         answer = await _completion_answer(body, service)
@@ -106,7 +106,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
             return await stream(request, answer.chunks())
         return json_response(answer.whole(await unless_gone(request.receive, collect(service, answer.calls))))
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=STREAMS)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation, through the model's own template."""
         check_model(body.model, service.info)

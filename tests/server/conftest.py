@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from phloem.interfaces import PluginContext
 from phloem.plugins.api.native import NativeApi
 from phloem.plugins.api.openai import OpenAIApi

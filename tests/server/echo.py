@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
 import phloem
 from phloem.errors import ModelError, QueueFullError, RequestError
 from phloem.interfaces import ServiceInfo, TokenizerData
@@ -23,8 +26,6 @@ from phloem.messages import ErrorInfo, Event, GenerateCall, TokenLogprob, Usage
 from phloem.model_spec import LayerSpec, ModelSpec
 from phloem.stats import Counters
 from phloem.tokenizer import Tokenizer
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import support
@@ -58,7 +59,9 @@ class Running:
     def event(self, text: str, reason: str | None, **more: Any) -> Event:
         """What is new."""
         params, new = self.call.params, self.made[self.told :]
-        made = Event(call_id=self.call.call_id, index=self.index, token_ids=new, text=text, finish_reason=reason, **more)
+        made = Event(
+            call_id=self.call.call_id, index=self.index, token_ids=new, text=text, finish_reason=reason, **more
+        )
         if params.logprobs is not None:
             made.logprobs = [_logprob(token, params.logprobs) for token in new]
         if params.prompt_logprobs is not None and not self.told:
@@ -111,6 +114,7 @@ class EchoCore:
 
     def invoke(self, function: Callable[[EchoCore], Any]) -> Future[Any]:
         done: Future[Any] = Future()
+
         def work() -> None:
             try:
                 done.set_result(function(self))
@@ -156,7 +160,9 @@ class EchoCore:
         length, want = len(call.prompt), call.params.max_tokens or 1
         error: Exception | None = None
         if length + want > MOST_TOKENS:
-            error = RequestError(f"prompt of {length} tokens + {want} exceeds the limit of {MOST_TOKENS}", param="prompt")
+            error = RequestError(
+                f"prompt of {length} tokens + {want} exceeds the limit of {MOST_TOKENS}", param="prompt"
+            )
         elif len(self.calls) >= self.config.get("most_calls", 10_000):
             error = QueueFullError(f"{len(self.calls)} requests are waiting")
         elif call.params.constrained:

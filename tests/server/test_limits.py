@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+from test_openai_api import USER, refused
+
 from phloem.errors import EngineDeadError
 from phloem.server.app import create_app
-from test_openai_api import USER, refused
 
 Run = Callable[..., Any]
 LONG = {"prompt": "a", "max_tokens": 200}
@@ -19,7 +21,12 @@ LONG = {"prompt": "a", "max_tokens": 200}
 
 def test_api_key(run: Run) -> None:
     async def test(client: httpx.AsyncClient, *_: Any) -> None:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}, {"x-api-key": "sesame"}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic sesame"},
+            {"x-api-key": "sesame"},
+        ):
             for path in ("/v1/models", "/metrics", "/config", "/nope", "/openapi.json"):
                 response = await client.get(path, headers=headers)
                 refused(response, None, "API key is missing or wrong", status=401)
@@ -101,7 +108,9 @@ def test_wrong_content_type_is_explained(run: Run) -> None:
 
 def test_unknown_routes_and_methods(run: Run) -> None:
     async def test(client: httpx.AsyncClient, *_: Any) -> None:
-        refused(await client.post("/v1/chat/completion", json={}), None, "/v1/chat/completion does not exist", status=404)
+        refused(
+            await client.post("/v1/chat/completion", json={}), None, "/v1/chat/completion does not exist", status=404
+        )
         reply = await client.get("/v1/completions")
         refused(reply, None, "use POST", status=405)
         assert reply.headers["allow"] == "POST"
@@ -169,10 +178,8 @@ async def drop(app: Any, path: str, body: dict[str, Any], *, after: int) -> list
         asked += 1
         if asked == 1:
             return {"type": "http.request", "body": raw, "more_body": False}
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(enough.wait(), 0.1 if after == 0 else 5)
-        except TimeoutError:
-            pass
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:

@@ -24,7 +24,10 @@ def test_text(run: Run) -> None:
 
 
 def test_token_ids_and_batches(run: Run) -> None:
-    assert post(run, "/generate", {"input_ids": [69], "sampling_params": {"max_tokens": 2}}).json()["output_ids"] == [69, 69]
+    assert post(run, "/generate", {"input_ids": [69], "sampling_params": {"max_tokens": 2}}).json()["output_ids"] == [
+        69,
+        69,
+    ]
     body = {
         "input_ids": [[69], [70]],
         "rid": ["x", "y"],

@@ -308,7 +308,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("extra", "param", "words"), REFUSED, ids=[f"{next(iter(e))}-{i}" for i, (e, *_) in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    ("extra", "param", "words"), REFUSED, ids=[f"{next(iter(e))}-{i}" for i, (e, *_) in enumerate(REFUSED)]
+)
 def test_what_cannot_be_honoured_is_refused_by_name(run: Run, extra: dict[str, Any], param: str, words: str) -> None:
     refused(post(run, "/v1/chat/completions", {"messages": USER} | extra), param, words)
 

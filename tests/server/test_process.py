@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from phloem.errors import EngineDeadError, PhloemError, RequestError
 from phloem.messages import Event, GenerateCall
 from phloem.params import SamplingParams
@@ -222,7 +223,9 @@ def test_no_orphan_survives_its_parent() -> None:
 import asyncio, sys
 from phloem.server.remote import RemoteService
 from phloem.server.supervisor import Supervisor
-supervisor = Supervisor(RemoteService(), {{}}, command={ECHO!r}, on_ready=lambda _: print(supervisor.process.pid, flush=True))
+def tell(_):
+    print(supervisor.process.pid, flush=True)
+supervisor = Supervisor(RemoteService(), {{}}, command={ECHO!r}, on_ready=tell)
 asyncio.run(supervisor.run())
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

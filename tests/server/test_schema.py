@@ -1,0 +1,65 @@
+"""Requests made from the OpenAPI document: answers are as documented, wrong ones are refused, no failure is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from live import Live
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks
+
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+POST = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort", "/flush_cache")
+GET = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/config")
+
+
+@pytest.fixture(scope="module")
+def live(tiny_model: Callable[[str], Path]) -> Iterator[Live]:
+    # few slots, and little time: a generated request must not run for long
+    with Live(tiny_model("llama"), "engine.context_length=64", "server.request_timeout_s=20") as server:
+        yield server
+        server.until(server.all_slots_back)
+        assert server.metrics()["phloem_model_restarts_total"] == 0
+
+
+def test_the_document_names_every_route(live: Live) -> None:
+    document = live.http.get("/openapi.json").json()
+    found = {(path, method) for path, item in document["paths"].items() for method in item}
+    assert found == {(path, "post") for path in POST} | {(path, "get") for path in GET}
+    body = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert {"messages", "top_k", "user", "store"} <= set(body), "inert parameters are part of the document"
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
+@pytest.mark.parametrize("path", [*POST, "/v1/models/{model}"])
+def test_generated_requests(live: Live, path: str, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(f"{live.url}/openapi.json")
+    operation = schema[path]["POST" if path in POST else "GET"]
+    if mode is GenerationMode.NEGATIVE and (path == "/flush_cache" or path not in POST):
+        pytest.skip("nothing can be invalid here")
+    wanted = [*CHECKS, checks.negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def run(case: schemathesis.Case) -> None:
+        case.call_and_validate(checks=wanted, timeout=60)
+
+    run()
