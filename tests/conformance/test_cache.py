@@ -21,7 +21,7 @@ def documented(title: str, name: str) -> Any:
     spec = importlib.util.spec_from_loader(title.removesuffix(".py"), loader=None)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    exec(compile(snippet[1], title, "exec"), module.__dict__)
+    exec(compile(snippet[1], title, "exec", dont_inherit=True), module.__dict__)
     return getattr(module, name)
 
 
