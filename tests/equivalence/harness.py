@@ -36,7 +36,8 @@ class Reference:
         past = None
         while len(tokens) < count:
             feed = [*prompt, *tokens] if past is None else tokens[-1:]
-            out = self.model(torch.tensor([feed]), past_key_values=past, use_cache=self.cached)
+            kept = {} if past is None else {"cache": past}
+            out = self.model(torch.tensor([feed]), use_cache=self.cached, **kept)
             past = out.past_key_values if self.cached else None
             best = out.logits[0, -1].float().topk(2)
             tokens.append(int(best.indices[0]))
