@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
+
 from phloem.batch import IntArray
 from phloem.request import Namespace
 

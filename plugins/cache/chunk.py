@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
+
 from phloem.batch import IntArray
 from phloem.interfaces import CacheCounts, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
-from pydantic import BaseModel, ConfigDict
 
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from phloem.interfaces import EvictionNode, PluginContext
 from pydantic import BaseModel, ConfigDict
+
+from phloem.interfaces import EvictionNode, PluginContext
 
 
 class Lru:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
+
 from phloem.batch import IntArray
 from phloem.errors import PluginError
 from phloem.interfaces import CacheCounts, Eviction, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
-from pydantic import BaseModel, ConfigDict
 
 from ._check import check_tree
 from ._heap import LeafHeap
