@@ -35,6 +35,7 @@ def build_parts(config: Config) -> Parts:
     context = PluginContext("model", config.model.use, device=str(device), dtype=config.model.dtype)
     context.extras["path"] = config.model.path
     model: Model = build("model", config.model, context)
+    config.check_requires("model", model.spec.name, model.spec.capabilities)
     tokenizer = Tokenizer(model.tokenizer)
     base: dict[str, Any] = {
         "model": model.spec,

@@ -259,7 +259,7 @@ def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer
         if kind == "default_factory_not_called":  # follows from another error
             continue
         if kind == "extra_forbidden":
-            if path[0] == path[-1]:
+            if len(path) == 1:
                 message = f"unknown section {did_you_mean(str(path[-1]), SECTIONS)}"
             else:
                 message = f"unknown key {did_you_mean(str(path[-1]), _known_keys(exact, path[:-1]))}"
@@ -315,6 +315,8 @@ def _static_requirements(config: Config) -> Iterator[str]:
         plugin = Registry().load(kind, AUTO[kind][0]) if section.use == "auto" else section.plugin
         name = AUTO[kind][0] if section.use == "auto" else section.use
         yield from _requirement_problems(config, kind, name, getattr(plugin, "capabilities", frozenset()), path)
+    for kind in sorted(wanted - {kind for _, kind, _ in chosen}):
+        yield from _requirement_problems(config, kind, "none", frozenset())
 
 
 def _requirement_problems(

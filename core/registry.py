@@ -232,6 +232,9 @@ def check_contract(kind: str, label: str, cls: Any) -> None:
     capabilities = getattr(cls, "capabilities", None)
     if not isinstance(capabilities, (frozenset, set)):
         problems.append("it has no `capabilities`, a frozenset of strings")
+    for need in getattr(cls, "requires", ()):
+        if need.partition(":")[0] not in KINDS or not need.partition(":")[2]:
+            problems.append(f"`requires` has '{need}', which is no kind:capability")
     if kind in _PROTOCOLS:
         problems += _method_problems(getattr(interfaces, _PROTOCOLS[kind]), cls)
     if problems:

@@ -321,6 +321,11 @@ def test_a_missing_capability_quotes_both_lines(write: Any) -> None:
     ]
 
 
+def test_a_requirement_on_what_is_not_configured(write: Any) -> None:
+    (problem,) = problems(write("schedule: ./toy.py:Lonely\n"))
+    assert "needs spec with hidden; spec 'none' has none" in problem
+
+
 def test_what_only_the_engine_knows_is_checked_then(write: Any) -> None:
     Path("fits.py").write_text(
         "from toy import *\nclass Fits(Needy):\n    requires = frozenset({'model:hidden_states'})\n"

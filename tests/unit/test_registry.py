@@ -122,6 +122,7 @@ def test_syntax_error_names_file_and_line(shelf: Path) -> None:
         ),
         ("LooseOptions", 'its `Options` are not frozen with extra="forbid"'),
         ("WrongOrder", r"order(waiting) cannot be called: too many positional arguments"),
+        ("Confused", "`requires` has 'atention:tree_mask', which is no kind:capability"),
         ("Missing", "has no class 'Missing' (known: "),
         ("Polcy", "has no class 'Polcy' (did you mean 'Policy'?)"),
         ("", "needs a class: file.py:Class"),

@@ -49,6 +49,14 @@ class Needy(Policy):
     requires = frozenset({"attention:teleport", "model:hidden_states"})
 
 
+class Lonely(Policy):
+    requires = frozenset({"spec:hidden"})
+
+
+class Confused(Policy):
+    requires = frozenset({"atention:tree_mask"})
+
+
 class Old(Policy):
     api = 0
 
