@@ -192,11 +192,11 @@ class Kept(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """Per row: tokens to keep, mass to hold (infinite: all), lowest score relative to the best. [R, 1] each."""
+    """Per row what cuts it, [R, 1] each; infinite where nothing does."""
 
-    k: torch.Tensor
-    p: torch.Tensor
-    floor: torch.Tensor
+    k: torch.Tensor  # tokens to keep, float64
+    p: torch.Tensor  # mass to hold
+    floor: torch.Tensor  # lowest score, relative to the best
 
 
 def cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kept]:
@@ -214,11 +214,11 @@ def cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kept]:
 
 
 def _limits(params: Sequence[SamplingParams], scores: torch.Tensor) -> _Limits:
-    tops = [p.top_k if p.top_k > 0 else scores.shape[1] for p in params]
+    tops = [p.top_k if p.top_k > 0 else math.inf for p in params]
     masses = [p.top_p if p.top_p < 1.0 else math.inf for p in params]
     floors = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
     return _Limits(
-        torch.tensor(tops, device=scores.device)[:, None],
+        torch.tensor(tops, dtype=torch.float64, device=scores.device)[:, None],
         torch.tensor(masses, dtype=torch.float64, device=scores.device)[:, None],
         torch.tensor(floors, dtype=scores.dtype, device=scores.device)[:, None],
     )
@@ -243,7 +243,8 @@ def _cut_on_host(scores: torch.Tensor, rows: torch.Tensor, limits: _Limits, k: i
         sure = (enough | (lowest < ordered[:, :1] + limits.floor) | (lowest == -math.inf) | (limits.k <= k))[:, 0]
         if k >= scores.shape[1] or bool(sure.all()):
             return [*done, Kept(rows, kept, ids)]
-        done.append(Kept(rows[sure], kept[sure], ids[sure]))
+        if bool(sure.any()):
+            done.append(Kept(rows[sure], kept[sure], ids[sure]))
         scores, rows, limits = scores[~sure], rows[~sure], _Limits(*(limit[~sure] for limit in limits))
         k *= _MORE_CANDIDATES
 
@@ -276,8 +277,8 @@ def _prefix(ordered: torch.Tensor, total: torch.Tensor, limits: _Limits) -> tupl
     width = ordered.shape[1]
     mass = (ordered - ordered[:, :1]).exp_().double().cumsum(-1)
     before = torch.cat([torch.zeros_like(total), mass[:, :-1]], dim=-1)
-    within = mass.gather(-1, limits.k.clamp(max=width) - 1)
-    bound = limits.p * torch.where(limits.k <= width, within, total)
+    within = mass.gather(-1, limits.k.clamp(max=width).long() - 1)
+    bound = limits.p * torch.where(limits.k.isinf(), total, within)
     place = torch.arange(width, device=ordered.device)
     gone = (place >= limits.k) | (before >= bound) | (ordered < ordered[:, :1] + limits.floor)
     return ordered.masked_fill(gone, -math.inf), mass[:, -1:] >= bound

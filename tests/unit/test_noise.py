@@ -59,6 +59,25 @@ def test_neighbouring_tokens_are_independent(distance: int) -> None:
     assert stats.chisquare(np.histogram2d(a, b, bins=16, range=((0, 1), (0, 1)))[0].ravel()).pvalue > 1e-4
 
 
+def test_both_words_of_a_key_matter() -> None:
+    rows = torch.tensor([[123456789, -987654321], [123456789, 555555555], [-777777777, -987654321]], dtype=torch.int32)
+    values = torch.exp(-torch.exp(-noise.gumbel(rows, HASHES).double())).numpy()
+    for i, j in ((0, 1), (0, 2)):
+        assert abs(stats.pearsonr(values[i], values[j]).statistic) < 4.5 / math.sqrt(VOCAB)
+        table = np.histogram2d(values[i], values[j], bins=16, range=((0, 1), (0, 1)))[0]
+        assert stats.chisquare(table.ravel()).pvalue > 1e-4
+
+
+def test_the_largest_word_is_no_infinity() -> None:
+    """The mixing run backwards finds the hash whose 31 bits are all ones, which float32 rounds to 2**31."""
+    x = 0x7FFF8000 * pow(0x846CA68B, -1, 2**32) & 0xFFFFFFFF
+    x ^= x >> 15 ^ x >> 30
+    x = x * pow(0x7FEB352D, -1, 2**32) & 0xFFFFFFFF
+    hashed = torch.tensor([x - 2**32 if x >= 2**31 else x], dtype=torch.int32)
+    value = float(noise.gumbel(torch.zeros(1, 2, dtype=torch.int32), hashed)[0, 0])
+    assert value == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
+
+
 def test_every_word_matters() -> None:
     rows = [(s, c, p) for s in (0, 1, 2**32, 2**63) for c in (0, 1) for p in (0, 1, 2)]
     assert len({tuple(pair) for pair in keys(rows).tolist()}) == len(rows)

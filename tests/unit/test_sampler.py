@@ -52,6 +52,23 @@ def test_tokens_are_there_before_outcomes_in_row_order() -> None:
     assert [out.nodes for out in pending.outcomes()] == [[], [0, 1], [], []]
 
 
+def test_flat_and_steep_rows_share_a_large_vocabulary() -> None:
+    """Rows need different numbers of candidates; each draws what it draws alone, in any order."""
+    rows = [
+        [((token * 7919 + i) % 3001) * spread for token in range(3001)] for i, spread in enumerate((0.0, 0.01, 1e-4))
+    ]
+    params = [SamplingParams(top_p=0.9), SamplingParams(top_p=0.8, min_p=0.01), SamplingParams(top_p=0.95), GREEDY]
+    sampler = Sampler(3001, {})
+    for order in ((0, 1, 2, 3), (1, 3, 0, 2), (2, 0, 1, 0)):
+        segments = [segment_of(make_request(params[i], seed=i)) for i in order]
+        logits = torch.tensor([rows[min(i, 2)] for i in order])
+        together = [out.tokens for out in sampler.start(logits, segments).outcomes()]
+        alone = [sampler.start(logits[i : i + 1], [s]).outcomes()[0].tokens for i, s in enumerate(segments)]
+        assert together == alone
+    flat = sampler.start(torch.zeros(1, 3001), [segment_of(make_request(params[0]))]).outcomes()[0]
+    assert 0 <= flat.tokens[0] < 2701
+
+
 def test_an_empty_step_has_no_outcomes() -> None:
     assert Sampler(VOCAB, {}).start(torch.zeros(0, VOCAB), []).outcomes() == []
 
