@@ -126,6 +126,19 @@ class AttentionSuite(PluginSuite):
         """KV of another dtype than the queries."""
         self._compare(CASES["trees in company"], dtype=dtype)
 
+    @pytest.mark.parametrize("page_size", [1, 4])
+    @pytest.mark.parametrize("softcap", [None, 3.0])
+    def test_shared_prefixes(self, page_size: int, softcap: float | None) -> None:
+        """Contexts that branch like a tree over the same slots, extended by decodes, chunks and drafts."""
+        trunk = [(300, 1, None)]
+        ragged = self._history(trunk, page_size, (4, 2), (16, 16), 1)
+        for target, (source, length) in enumerate([(0, 300), (0, 300), (0, 160), (0, 160), (4, 160), (0, 4)], start=1):
+            ragged.fork(source, target, length)
+        self._extend(ragged, {3: 140, 4: 20, 5: 20, 6: 200})
+        ragged.fork(3, 7, 300)
+        steps: list[Past] = [(0, 1, None), (0, 1, None), (0, 1, TREE), (0, 7, None), (0, 1, None), (0, 70, None)]
+        self._run(ragged, [*steps, (0, 1, None), (0, 1, TREE)], (4, 2), (16, 16), [None], softcap)
+
     def test_layers_of_different_groups(self) -> None:
         """Two layers with KV in different pools and different windows, in one step."""
         ragged = self._history(CASES["mixed"], page_size=4, heads=(4, 2), widths=(16, 16), groups=2)
@@ -171,15 +184,19 @@ class AttentionSuite(PluginSuite):
         layers = tuple(LayerSpec(heads[1], *widths, group) for group in range(groups))
         spec = ModelSpec("test", 16, 256, layers, tuple(GroupSpec(f"g{i}") for i in range(groups)))
         ragged = Ragged(spec, page_size=page_size, slots=1024, dtype=dtype)
-        pasts = [Part(i, [1] * past) for i, (past, _, _) in enumerate(case) if past]
-        if pasts:
-            batch = ragged.step(pasts)
-            torch.manual_seed(1)
-            for layer in range(groups):
-                k = torch.randn(len(batch.tokens), heads[1], widths[0]).to(dtype)
-                v = torch.randn(len(batch.tokens), heads[1], widths[1]).to(dtype)
-                ragged.kv.write(layer, batch.groups[layer].out_slots, k, v)
+        self._extend(ragged, {i: past for i, (past, _, _) in enumerate(case) if past})
         return ragged
+
+    def _extend(self, ragged: Ragged, tokens: dict[int, int]) -> None:
+        """Append tokens with random KV to sequences."""
+        if not tokens:
+            return
+        batch = ragged.step([Part(sequence, [1] * count) for sequence, count in tokens.items()])
+        torch.manual_seed(1)
+        for keys, values, group in zip(ragged.kv.keys, ragged.kv.values, batch.groups, strict=True):
+            slots = group.out_slots
+            keys[slots] = torch.randn(len(slots), *keys.shape[1:]).to(keys.dtype)
+            values[slots] = torch.randn(len(slots), *values.shape[1:]).to(values.dtype)
 
     def _run(
         self,

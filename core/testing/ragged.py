@@ -69,6 +69,12 @@ class Ragged:
         rows = torch.arange(len(tokens))
         return Batch(torch.tensor(tokens), torch.tensor(positions), groups, rows, q_lens, kv_lens, trees)
 
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Let a new sequence begin with the first `length` tokens of another, in the same slots (whole pages)."""
+        assert length % self._page_size == 0
+        self._slots[target] = [slots[:length] for slots in self._slots[source]]
+        self.lengths[target] = length
+
     def _grow(self, sequence: int, length: int) -> None:
         owned = self._slots.setdefault(sequence, [[] for _ in range(self._groups)])
         for slots, free in zip(owned, self._free, strict=True):

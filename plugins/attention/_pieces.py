@@ -1,24 +1,28 @@
-"""How a ragged step becomes a few dense attention problems: bucketing, slot blocks, masks, and their arithmetic."""
+"""How a ragged step becomes a few dense attention problems: sharing, bucketing, slots and masks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from phloem.batch import Batch
 
+from ._piece import Piece
+from ._sharing import Shared, find_shared
+
 BATCHED_QUERIES = 32  # segments with more queries than this fill a matrix product on their own
-PIECE_TOKENS = 8192  # context rows of one piece: few enough to be still in the CPU's cache when they are read
+PIECE_TOKENS = 2048  # context entries of one piece: few enough to be still in the CPU's cache when they are read
+SHARED_QUERIES = 64  # segments with more queries than this do not share
+SHARED_ROWS, SHARED_TOKENS = 512, 2048  # of one shared piece: bounds its score matrix
 
 
 class Span(NamedTuple):
-    """What one segment sees: queries [row, row + queries), context entries [low, high) of table row `segment`.
+    """What a segment's queries [row, row + queries) see of entries [low, high) of table row `segment`.
 
-    Context entry i holds position i, but for the last `drafts` entries, which are draft nodes.
+    Context entry i holds position i, but for the last entries of a segment with drafts, which are draft nodes.
     """
 
     segment: int
@@ -26,6 +30,7 @@ class Span(NamedTuple):
     queries: int
     low: int
     high: int
+    partial: bool  # entries before `low` are seen as well, in shared pieces
 
     @property
     def length(self) -> int:
@@ -44,15 +49,35 @@ class Pieces:
 
     def build(self, table: torch.Tensor, window: int | None) -> list[Piece]:
         """Pieces over all segments. `table` [S, max_kv] int32 maps context entries to slots."""
-        return [self._piece(spans, table, window) for spans in _bucket(self._spans(window))]
+        pasts = [kv - q for kv, q in zip(self._kv_lens, self._q_lens, strict=True)]
+        pieces: list[Piece] = []
+        if window is not None:  # nobody looks further back than a segment's first query does
+            lows = [max(0, past - window + 1) for past in pasts]
+        elif table.device.type == "cpu":  # elsewhere the look at the table would wait for the device
+            # a long chunk makes good use of what it reads alone
+            shareable = [past if q <= SHARED_QUERIES else 0 for past, q in zip(pasts, self._q_lens, strict=True)]
+            shared, lows = find_shared(table.numpy(), shareable)
+            for range_ in shared:
+                pieces.extend(self._shared_pieces(range_, table))
+        else:
+            lows = [0] * len(pasts)
+        spans = [
+            Span(i, self._starts[i], self._q_lens[i], low, self._kv_lens[i], partial=window is None and low > 0)
+            for i, low in enumerate(lows)
+        ]
+        pieces.extend(self._piece(bucket, table, window) for bucket in _bucket(spans))
+        return pieces
 
-    def _spans(self, window: int | None) -> list[Span]:
-        spans = []
-        for segment, (queries, high) in enumerate(zip(self._q_lens, self._kv_lens, strict=True)):
-            first = high - queries  # position of the segment's first query: nobody looks further back than it does
-            low = 0 if window is None else max(0, first - window + 1)
-            spans.append(Span(segment, self._starts[segment], queries, low, high))
-        return spans
+    def _shared_pieces(self, shared: Shared, table: torch.Tensor) -> list[Piece]:
+        """All queries of the members over the entries they share, without a mask."""
+        rows = torch.cat([torch.arange(self._starts[m], self._starts[m + 1]) for m in shared.members])
+        pieces: list[Piece] = []
+        for low in range(shared.low, shared.high, SHARED_TOKENS):
+            slots = table[shared.members[0], low : min(low + SHARED_TOKENS, shared.high)].long()
+            pieces.extend(
+                Piece(1, len(r), len(slots), r, slots, None, partial=True) for r in torch.split(rows, SHARED_ROWS)
+            )
+        return pieces
 
     def _piece(self, spans: list[Span], table: torch.Tensor, window: int | None) -> Piece:
         device = table.device
@@ -63,7 +88,7 @@ class Pieces:
         trivial = queries == 1 and all(span.length == longest for span in spans)
         mask = None if trivial else self._mask(spans, longest, window, device)
         rows = (rows[:, None] + torch.arange(queries, device=device)).reshape(-1)
-        return Piece(len(spans), queries, longest, rows, slots.reshape(-1), mask)
+        return Piece(len(spans), queries, longest, rows, slots.reshape(-1), mask, spans[0].partial)
 
     def _mask(self, spans: list[Span], longest: int, window: int | None, device: torch.device) -> torch.Tensor:
         """[B, Q, L] bool, True where a query sees an entry."""
@@ -82,7 +107,7 @@ class Pieces:
         return seen
 
 
-def _tree_rows(tree: np.ndarray, span: Span, longest: int, window: int | None) -> np.ndarray:
+def _tree_rows(tree: npt.NDArray[np.bool_], span: Span, longest: int, window: int | None) -> npt.NDArray[np.bool_]:
     """[m, L] bool: what the m draft nodes of a segment see; `tree` [m, m] are their ancestors."""
     committed = span.high - len(tree)
     position = np.arange(span.low, span.low + longest)
@@ -99,88 +124,17 @@ def _tree_rows(tree: np.ndarray, span: Span, longest: int, window: int | None) -
 def _bucket(spans: list[Span]) -> list[list[Span]]:
     """Spans with equal query counts together, within a factor of two in length and a bounded padded size."""
     buckets: list[list[Span]] = []
-    for span in sorted(spans, key=lambda s: (s.queries, -s.length)):
-        last = buckets[-1] if buckets else [span]
+    for span in sorted(spans, key=lambda s: (s.queries, s.partial, -s.length)):
+        first = buckets[-1][0] if buckets else None
         joins = (
-            buckets
-            and span.queries == last[0].queries <= BATCHED_QUERIES
-            and 2 * span.length >= last[0].length
-            and (len(last) + 1) * last[0].length <= PIECE_TOKENS
+            first is not None
+            and (span.queries, span.partial) == (first.queries, first.partial)
+            and span.queries <= BATCHED_QUERIES
+            and 2 * span.length >= first.length
+            and (len(buckets[-1]) + 1) * first.length <= PIECE_TOKENS
         )
         if joins:
-            last.append(span)
+            buckets[-1].append(span)
         else:
             buckets.append([span])
     return buckets
-
-
-@dataclass(slots=True)
-class Piece:
-    """B segments with Q queries each, over padded contexts of L entries."""
-
-    segments: int
-    queries: int
-    length: int
-    rows: torch.Tensor  # [B * Q] int64: rows of q and of the output
-    slots: torch.Tensor  # [B * L] int64
-    mask: torch.Tensor | None  # [B, Q, L] bool, None: everything is seen
-    _bias: dict[tuple[int, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
-
-    def attend(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-        scale: float,
-        softcap: float | None,
-    ) -> None:
-        """Attend with this piece's rows of q [T, Hq, Dk] over keys, values [slots, Hkv, D] into out [T, Hq, Dv]."""
-        B, Q, L = self.segments, self.queries, self.length
-        kv_heads, share = keys.shape[1], q.shape[1] // keys.shape[1]
-        k = keys.index_select(0, self.slots).to(q.dtype).view(B, L, kv_heads, -1)
-        v = values.index_select(0, self.slots).to(q.dtype).view(B, L, kv_heads, -1)
-        grouped = q.index_select(0, self.rows).view(B, Q, kv_heads, share, -1)
-        if B == 1:  # [Hkv, share, Q, D] queries over [Hkv, 1 -> share, L, D]: stride 0 instead of a repeat
-            query = grouped[0].permute(1, 2, 0, 3)
-            key, value = (x[0].transpose(0, 1)[:, None].expand(-1, share, -1, -1) for x in (k, v))
-            result = _attend(query, key, value, self._mask_for(1, q.dtype), scale, softcap)
-            result = result.permute(2, 0, 1, 3)
-        else:  # [B, Hkv, Q * share, D] queries over [B, Hkv, L, D]
-            query = grouped.transpose(1, 2).reshape(B, kv_heads, Q * share, -1)
-            mask = self._mask_for(share, q.dtype)
-            result = _attend(query, k.transpose(1, 2), v.transpose(1, 2), mask, scale, softcap)
-            result = result.view(B, kv_heads, Q, share, -1).transpose(1, 2)
-        out.index_copy_(0, self.rows, result.reshape(B * Q, q.shape[1], -1))
-
-    def _mask_for(self, share: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive mask, [B, 1, Q * share or 1, L], made once for all layers with this head ratio."""
-        if self.mask is None:
-            return None
-        bias = self._bias.get((share, dtype))
-        if bias is None:
-            bias = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
-            bias.masked_fill_(~self.mask, float("-inf"))
-            if self.queries > 1:
-                bias = bias.repeat_interleave(share, dim=1)
-            bias = bias[:, None]
-            self._bias[share, dtype] = bias
-        return bias
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attention over dense blocks [*, heads, rows, D]; with a soft-cap in plain steps, as torch has no fused form."""
-    if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = (q @ k.transpose(-1, -2)) * (scale / softcap)
-    scores = scores.tanh_().mul_(softcap)
-    if mask is not None:
-        scores += mask
-    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v

@@ -3,6 +3,8 @@
 A step's segments are sorted into *pieces* that share one number of queries and nearly one context length. A piece
 gathers the K and V rows its segments see into a dense block and attends with `scaled_dot_product_attention`. Heads
 that share a KV head are stacked as extra query rows, or broadcast with stride 0; nothing is ever repeated in memory.
+A prefix that several segments share is a piece of its own, read once for all their queries, whose results are merged
+with those of each segment's rest by log-sum-exp.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from phloem.batch import Batch
 from phloem.interfaces import PluginContext
 from phloem.pool import KVStore
 
-from ._pieces import Piece, Pieces
+from ._piece import Piece
+from ._pieces import Pieces
+from ._total import Total
 
 
 class TorchAttention:
@@ -60,10 +64,10 @@ class TorchStep:
         group = self._kv.group_of[layer]
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         self._kv.write(layer, self._batch.groups[group].out_slots, k.to(keys.dtype), v.to(values.dtype))
-        out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+        total = Total(q, v.shape[2])
         for piece in self._pieces_of(group, window):
-            piece.attend(q, keys, values, out, scale, softcap)
-        return out
+            piece.attend(q, keys, values, total, scale, softcap)
+        return total.result()
 
     def _pieces_of(self, group: int, window: int | None) -> list[Piece]:
         pieces = self._pieces.get((group, window))

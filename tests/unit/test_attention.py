@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from phloem.interfaces import PluginContext
 from phloem.model_spec import LayerSpec, ModelSpec
 from phloem.plugins.attention._pieces import PIECE_TOKENS, Pieces
+from phloem.plugins.attention._sharing import MIN_SAVED, find_shared
 from phloem.plugins.attention.torch_paged import TorchAttention
 from phloem.testing.attention import AttentionSuite
 from phloem.testing.ragged import Part, Ragged
@@ -64,3 +66,50 @@ def test_pieces_are_made_once_per_group_and_window(monkeypatch: pytest.MonkeyPat
     for layer, window in enumerate([None, 2, None, 2]):
         step(layer, q, kv, kv, scale=1.0, window=window)
     assert built == [None, 2]
+
+
+def shared_ranges(rows: list[list[int]], pasts: list[int]):
+    """What is found, with members as a set, and the beginnings of the rests."""
+    width = max(map(len, rows))
+    table = np.array([row + [0] * (width - len(row)) for row in rows], dtype=np.int32)
+    found, begins = find_shared(table, pasts)
+    return {(frozenset(s.members), s.low, s.high) for s in found}, begins
+
+
+def test_sharing_follows_the_tree() -> None:
+    """A trunk shared by all, a branch by two, and nothing by strangers."""
+    n = MIN_SAVED
+    trunk, branch = list(range(n)), list(range(5 * n, 6 * n + 9))
+    rows = [trunk + branch, trunk + branch, [*trunk, 7 * n], list(range(8 * n, 10 * n))]
+    found, begins = shared_ranges(rows, [len(row) - 1 for row in rows])
+    assert found == {(frozenset({0, 1, 2}), 0, n), (frozenset({0, 1}), n, 2 * n + 8)}
+    assert begins == [2 * n + 8, 2 * n + 8, n, 0]
+
+
+def test_a_short_common_start_hides_no_longer_one() -> None:
+    """Everybody begins with one common token; two go on together for long."""
+    n = MIN_SAVED
+    long = list(range(1, 2 * n))
+    found, begins = shared_ranges([[0, *long], [0, *long], [0, *range(4 * n, 6 * n)]], [2 * n - 1] * 3)
+    assert found == {(frozenset({0, 1}), 0, 2 * n - 1)}
+    assert begins == [2 * n - 1, 2 * n - 1, 0]
+
+
+def test_little_is_not_shared_and_own_tokens_never() -> None:
+    """Below the threshold nothing happens; a segment's own tokens are not its past."""
+    row = list(range(MIN_SAVED + 4))
+    assert shared_ranges([row, row], [MIN_SAVED - 1] * 2) == (set(), [0, 0])
+    assert shared_ranges([row, row], [0, MIN_SAVED + 4]) == (set(), [0, 0])
+    assert shared_ranges([row], [MIN_SAVED]) == (set(), [0])
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    """32 decodes over one prefix gather it once, and their own tails."""
+    ragged = Ragged(SPEC, slots=4096)
+    ragged.step([Part(0, [1] * 1000)])
+    for sequence in range(1, 32):
+        ragged.fork(0, sequence, 1000)
+    ragged.step([Part(i, [1] * 5) for i in range(32)])
+    batch = ragged.step([Part(i, [1]) for i in range(32)])
+    pieces = Pieces(batch).build(batch.groups[0].table, None)
+    assert sum(p.segments * p.length for p in pieces) == 1000 + 32 * 6
