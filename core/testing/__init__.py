@@ -8,14 +8,19 @@ class TestMine(ScheduleSuite):
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
+
+if "pytest" in sys.modules:  # so that a failed assertion in a suite shows its values
+    sys.modules["pytest"].register_assert_rewrite(__name__)
 
 SUITES = {
     "api": "ApiSuite",
     "attention": "AttentionSuite",
     "cache": "CacheSuite",
     "eviction": "EvictionSuite",
+    "grammar": "GrammarSuite",
     "model": "ModelSuite",
     "observer": "ObserverSuite",
     "sampler": "SamplerSuite",
@@ -30,6 +35,7 @@ _NAMES = {suite: kind for kind, suite in SUITES.items()} | {
     "FakeProcessor": "sampler",
     "FakeService": "api",
     "NaiveAttention": "attention",
+    "ToyGrammar": "toy_grammar",
 }
 
 __all__ = ["SUITES", *_NAMES]

@@ -71,7 +71,8 @@ class SpecSuite(PluginSuite):
             draft = drafter.propose(draft_context(text, 5), budget)
             if draft is not None:
                 assert len(draft), "an empty draft: return None instead"
-                assert draft.problem(TOY_SPEC.vocab_size, budget) is None
+                problem = draft.problem(TOY_SPEC.vocab_size, budget)
+                assert problem is None, problem
                 if "drawn" in getattr(self.plugin, "capabilities", ()):
                     assert draft.probs is not None, "a drafter that declares `drawn` reports its probabilities"
             text.append(rng.randrange(alphabet))

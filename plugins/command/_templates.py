@@ -58,6 +58,7 @@ SECTIONS = {
     "attention": "attention: {use: $name}",
     "cache": "cache: {use: $name}",
     "eviction": "cache: {eviction: {use: $name}}",
+    "grammar": "grammar: {use: $name}",
     "observer": "observers: [{use: $name}]",
     "sampler": "samplers: [{use: $name}]",
     "schedule": "schedule: {use: $name}",
@@ -275,6 +276,19 @@ class Nothing:
         return [set()]
 '''
 
+_GRAMMAR = f'''{_HEAD}from phloem.interfaces import Matcher, PluginContext
+from phloem.params import SamplingParams
+from phloem.testing import ToyGrammar
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self._toy = ToyGrammar(ToyGrammar.Options(), context)  # exact, slow: replace it, and keep the test
+
+    def compile(self, params: SamplingParams) -> Matcher:
+        """A matcher at its start; RequestError, at arrival, names what cannot be enforced."""
+        return self._toy.compile(params)
+'''
+
 _API = f'''{_HEAD}from fastapi import APIRouter
 from phloem.interfaces import PluginContext, Service
 from pydantic import BaseModel, ConfigDict
@@ -299,6 +313,7 @@ BODIES = {
     "attention": (_ATTENTION, "AttentionSuite", ""),
     "cache": (_CACHE, "CacheSuite", ""),
     "eviction": (_EVICTION, "EvictionSuite", ""),
+    "grammar": (_GRAMMAR, "GrammarSuite", ""),
     "observer": (_OBSERVER, "ObserverSuite", ""),
     "sampler": (
         _SAMPLER,

@@ -1,0 +1,194 @@
+"""Each suite finds what it looks for: plugins broken in one way each fail the test that is about it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from phloem.drafts import Draft
+from phloem.hooks import hookimpl
+from phloem.interfaces import DraftContext, EvictionNode, RowContext
+from phloem.request import Request
+from phloem.testing import (
+    EvictionSuite,
+    FakeDrafter,
+    FakeObserver,
+    FakePolicy,
+    FakeProcessor,
+    ObserverSuite,
+    SamplerSuite,
+    ScheduleSuite,
+    SpecSuite,
+)
+from phloem.testing.plugin import PluginSuite
+
+
+def suite(base: type[PluginSuite], broken: type[Any], **attributes: Any) -> Any:
+    """An instance of a suite for a broken plugin."""
+    return type("Suite", (base,), {"plugin": broken, **attributes})()
+
+
+# --- schedule
+
+
+class Loses(FakePolicy):
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        return waiting[1:]
+
+
+class Sorts(FakePolicy):
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        waiting.sort(key=lambda r: r.prompt_len)  # type: ignore[attr-defined]
+        return waiting
+
+
+class Marks(FakePolicy):
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        for request in waiting:
+            request.matched += 1
+        return waiting
+
+
+class Forgetful(FakePolicy):
+    turn = itertools.count()
+
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        return waiting[:: 1 if next(self.turn) % 2 else -1]
+
+
+class Stranger(FakePolicy):
+    def victim(self, running: Sequence[Request]) -> Request | None:
+        return Request(running[0].call, 0, seed=0, limit=9, arrival=0)
+
+
+class Shortest(FakePolicy):
+    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
+        return sorted(waiting, key=lambda r: r.prompt_len)
+
+
+def test_schedule() -> None:
+    with pytest.raises(AssertionError, match="a request was lost"):
+        suite(ScheduleSuite, Loses).test_order_is_a_permutation(2, 0)
+    for broken in (Sorts, Marks):
+        with pytest.raises(AssertionError):
+            suite(ScheduleSuite, broken).test_order_changes_nothing()
+    with pytest.raises(AssertionError):
+        suite(ScheduleSuite, Forgetful).test_order_is_stable()
+    with pytest.raises(AssertionError):
+        suite(ScheduleSuite, Stranger).test_victim_is_running(2)
+    with pytest.raises(pytest.fail.Exception, match="overtaken 51 times"):
+        suite(ScheduleSuite, Shortest, max_overtakes=50).test_nobody_starves(1000)
+
+
+# --- eviction
+
+
+class Rule(FakePolicy):
+    def key(self, node: EvictionNode) -> Any:
+        return node.last_access
+
+
+class Partial(Rule):
+    def key(self, node: EvictionNode) -> Any:
+        return {node.hits}  # sets compare, but not all of them
+
+
+class Counting(Rule):
+    count = itertools.count()
+
+    def key(self, node: EvictionNode) -> Any:
+        return next(self.count)
+
+
+def test_eviction() -> None:
+    with pytest.raises(AssertionError, match="have no order"):
+        suite(EvictionSuite, Partial).test_keys_are_totally_ordered(0)
+    with pytest.raises(AssertionError):
+        suite(EvictionSuite, Counting).test_keys_are_pure()
+    with pytest.raises(AssertionError):
+        suite(EvictionSuite, Counting).test_two_rules_agree()
+
+
+# --- observer
+
+
+class Raises(FakeObserver):
+    @hookimpl
+    def request(self, summary: Any) -> None:
+        raise RuntimeError("no")
+
+
+def test_observer(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(AssertionError):
+        suite(ObserverSuite, Raises).test_survives_a_life(1, caplog)
+
+
+# --- spec
+
+
+class TooLong(FakeDrafter):
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([1] * (budget + 1))
+
+
+class Writes(FakeDrafter):
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        context.tokens.append(1)
+        return None
+
+
+class Mixes(FakeDrafter):
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        self.forgotten.append(context.request_id)
+        return Draft.chain([len(self.forgotten)])
+
+
+def test_spec() -> None:
+    with pytest.raises(AssertionError, match="exceed the budget"):
+        suite(SpecSuite, TooLong).test_drafts_are_trees_within_budget(3, 3)
+    with pytest.raises(AssertionError):
+        suite(SpecSuite, Writes).test_only_looks()
+    with pytest.raises(AssertionError):
+        suite(SpecSuite, Mixes).test_requests_do_not_mix()
+
+
+# --- sampler
+
+
+class Careless(FakeProcessor):
+    def validate(self, arguments: dict[str, Any]) -> None:
+        return None
+
+
+class Blocks(FakeProcessor):
+    def process(self, logits: torch.Tensor, rows: list[RowContext]) -> None:
+        logits.fill_(float("-inf"))
+
+
+class Averages(FakeProcessor):
+    def process(self, logits: torch.Tensor, rows: list[RowContext]) -> None:
+        logits -= logits.mean()
+
+
+def test_sampler() -> None:
+    arguments = {"token": 1, "bias": 1.0}
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        suite(SamplerSuite, Careless, arguments=arguments).test_arguments_are_validated()
+    with pytest.raises(AssertionError, match="no token is left"):
+        suite(SamplerSuite, Blocks, arguments=arguments).test_edits_in_place()
+    with pytest.raises(AssertionError):
+        suite(SamplerSuite, Averages, arguments=arguments).test_rows_are_independent()
+
+
+def test_contract() -> None:
+    from phloem.errors import PluginError
+
+    class Bare:
+        api = 1
+
+    with pytest.raises(PluginError, match="it has no `Options`"):
+        suite(ScheduleSuite, Bare).test_keeps_the_contract()
