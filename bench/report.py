@@ -56,6 +56,27 @@ def _sharing(results: Sequence[dict[str, Any]]) -> list[str]:
     return ["", "What phloem computed, beside the least possible:", "", *head, *rows]
 
 
+def _inside(profile: dict[str, float] | None, tree: dict[str, float] | None) -> list[str]:
+    """Where phloem's own time goes: host and cache shares on W3, and the tree's operations."""
+    lines = []
+    if profile:
+        steps = profile["decode_steps"]
+        parts = ("plan", "build", "forward", "sample", "commit")
+        times = ", ".join(f"{part} {1e3 * profile[f'decode_{part}_s'] / max(1, steps):.2f}" for part in parts)
+        lines += [
+            "",
+            f"W3, {steps:.0f} decode steps of {profile['decode_batch']:.0f} requests: host time "
+            f"{100 * profile['decode_host_share']:.2f} % of the step (milliseconds: {times}). Over the whole run, "
+            f"{profile['steps']:.0f} steps: host time {100 * profile['host_share']:.2f} %, the cache's methods "
+            f"{100 * profile['cache_share']:.3f} %.",
+        ]
+    if tree:
+        names = ("peek", "match", "insert", "request", "split", "evict")
+        rates = ", ".join(f"{name} {tree[name]:,.0f}" for name in names if name in tree)
+        lines += ["", f"Radix tree of {tree['nodes']:,.0f} nodes, operations per second: {rates}."]
+    return lines
+
+
 def markdown(results: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> str:
     """The table of all pairs, and with a whole report the counters and the machine."""
     lines = [
@@ -66,15 +87,7 @@ def markdown(results: Sequence[dict[str, Any]], report: dict[str, Any] | None = 
     if report is None:
         return "\n".join(lines)
     lines += _sharing(results)
-    profile = report.get("profile")
-    if profile:
-        steps = profile["steps"]
-        parts = ", ".join(f"{name[:-2]} {1e3 * profile[name] / steps:.2f}" for name in profile if name.endswith("_s"))
-        lines += [
-            "",
-            f"W3, 64 requests, {steps:.0f} steps: host time {100 * profile['host_share']:.2f} % of the step, "
-            f"the cache's methods {100 * profile['cache_share']:.3f} %. Milliseconds per step: {parts}.",
-        ]
+    lines += _inside(report.get("profile"), report.get("tree"))
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     lines += [

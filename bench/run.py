@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import tree
 from bench.process import PeerSpec, Worker, WorkerError
 from bench.report import markdown, write_docs
 from phloem.plugins.command._machine import describe
@@ -24,6 +25,7 @@ RESULTS = Path(__file__).parent / "results"
 VARIANTS = 3  # measured variants of each workload; 0 warms up
 WARM_TOKENS = 4
 DEFAULT_PEERS = ("hf:mode=static", "hf:mode=batch")
+TREE_NODES = 100_000
 DECODE_BATCH = "W3"  # 64 requests decode together: host share at batch 64, and the tree's busiest workload
 
 
@@ -37,7 +39,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--phloem", default="phloem", help="options of phloem itself, as phloem:key=value")
     parser.add_argument("--rounds", type=int, default=VARIANTS, help="pairs per workload and peer, at most 3")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds: a peer slower than this runs once")
-    parser.add_argument("--no-profile", action="store_true", help="skip the run that times phloem's cache")
+    parser.add_argument("--no-profile", action="store_true", help="skip the run that times steps and cache")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/benchmarks.md")
     return parser.parse_args(argv)
 
@@ -76,8 +78,8 @@ def compare(ours: Worker, peers: list[PeerSpec], options: argparse.Namespace) ->
 
 
 def profile(spec: PeerSpec) -> dict[str, float]:
-    """One run with the cache's methods timed, in a process of its own: timers must not slow what is compared."""
-    worker = Worker(PeerSpec(spec.adapter, spec.python, {**spec.options, "time_cache": True}))
+    """One run with the cache timed and all steps kept, in a process of its own: no timer in what is compared."""
+    worker = Worker(PeerSpec(spec.adapter, spec.python, {**spec.options, "profile": True}))
     try:
         worker.ask(workload=DECODE_BATCH, variant=0)
         counters: dict[str, float] = worker.ask(workload=DECODE_BATCH, variant=1)["counters"]
@@ -104,6 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         ours.close()
     if not options.no_profile:
         report["profile"] = profile(spec)
+        report["tree"] = tree.measure(TREE_NODES, page_size=1, seed=0)
     report["took_s"] = time.perf_counter() - begin
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"run-{report['when'].replace(':', '')}.json").write_text(json.dumps(report, indent=1))

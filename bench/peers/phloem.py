@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.workloads import Tokens, Wave, least_prefill
 from phloem import Engine, SamplingParams, __version__
+from phloem.batch import StepStats
 
 # The methods through which the scheduler uses a prefix cache.
 CACHE_METHODS = ("match", "peek", "lease", "slots", "publish", "release", "evict", "counts")
@@ -39,13 +40,42 @@ class Stopwatch:
         return timed
 
 
+class StepLog:
+    """Keeps the StepStats of a run."""
+
+    def __init__(self, counters: Any) -> None:
+        self.steps: list[StepStats] = []
+        add = counters.add
+
+        def logged(stats: StepStats) -> None:
+            self.steps.append(stats)
+            add(stats)
+
+        counters.add = logged
+
+    def decode(self) -> dict[str, float]:
+        """Times of the steps that decode the largest batch of the run and prefill nothing."""
+        pure = [step for step in self.steps if not step.prefill_tokens]
+        batch = max((step.requests for step in pure), default=0)
+        full = [step for step in pure if step.requests == batch]
+        sums = {f"decode_{name}": sum(getattr(step, name) for step in full) for name in STEP_TIMES}
+        host_s = sum(step.host_s for step in full)
+        return {
+            "decode_batch": batch,
+            "decode_steps": len(full),
+            "decode_host_share": host_s / sum(sums.values()) if full else 0.0,
+            **sums,
+        }
+
+
 class Phloem:
     """One `Engine.generate` call per wave; counters are differences of `Engine.stats()`."""
 
-    def __init__(self, engine: Engine, *, time_cache: bool) -> None:
+    def __init__(self, engine: Engine, *, profile: bool) -> None:
         self._engine = engine
         self._before = engine.stats()
-        self._watch = Stopwatch(engine.core.ledger.cache) if time_cache else None
+        self._watch = Stopwatch(engine.core.ledger.cache) if profile else None
+        self._log = StepLog(engine.core.counters) if profile else None
         self.about = {"phloem": __version__, "model": engine.model_path}
 
     def generate(self, prompts: list[Tokens], max_tokens: int, schema: dict[str, Any] | None = None) -> list[Tokens]:
@@ -57,8 +87,9 @@ class Phloem:
         """Forget cached prefixes and start the counters anew."""
         self._engine.flush_cache()
         self._before = self._engine.stats()
-        if self._watch:
+        if self._watch and self._log:
             self._watch.seconds = 0.0
+            self._log.steps.clear()
 
     def counters(self, waves: Sequence[Wave]) -> dict[str, float]:
         """What the run did, beside the least it could have done (design §3)."""
@@ -75,6 +106,7 @@ class Phloem:
             "cached_share": grew["cached_tokens"] / prompt_tokens,
             "host_share": host_s / step_s,
             **watch,
+            **(self._log.decode() if self._log else {}),
         }
 
     def valid(self, ids: Tokens) -> bool:
@@ -90,7 +122,7 @@ class Phloem:
         self._engine.close()
 
 
-def connect(model: str = "smollm2-135m", *, time_cache: bool = False, **sections: Any) -> Phloem:
+def connect(model: str = "smollm2-135m", *, profile: bool = False, **sections: Any) -> Phloem:
     """Load a model; further options are config sections, such as {"cache": {"use": "chunk"}}."""
     sections.setdefault("model", {}).setdefault("dtype", "float32")
-    return Phloem(Engine(model, **sections), time_cache=time_cache)
+    return Phloem(Engine(model, **sections), profile=profile)

@@ -105,6 +105,22 @@ def test_docs_table_is_replaced_between_its_markers(tmp_path: Path, monkeypatch:
     assert "2.00 (2.00 to 2.00, n=1)" in text
 
 
+def test_report_says_where_time_goes() -> None:
+    times = {f"decode_{part}_s": 0.015 for part in ("plan", "build", "forward", "sample", "commit")}
+    shares = {"decode_host_share": 0.6, "host_share": 0.5, "cache_share": 0.001, "steps": 40}
+    machine = {"processor": "p", "cores": 2, "memory_gib": 1.0, "flags": [], "versions": {}}
+    made = {
+        "when": "now",
+        "machine": machine,
+        "profile": {"decode_steps": 15, "decode_batch": 64, **times, **shares},
+        "tree": {"nodes": 100_000, "match": 98_734.2, "evict": 1_000.0},
+    }
+    text = report.markdown([entry([1.0], [2.0])], made)
+    assert "15 decode steps of 64 requests: host time 60.00 % of the step (milliseconds: plan 1.00," in text
+    assert "the cache's methods 0.100 %" in text
+    assert "Radix tree of 100,000 nodes, operations per second: match 98,734, evict 1,000." in text
+
+
 def test_worker_reports_a_peer_that_cannot_start() -> None:
     with pytest.raises(WorkerError, match="ended with code 1"):
         Worker(PeerSpec("no_such_engine"))
