@@ -94,15 +94,22 @@ class Piece:
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention in plain steps, where torch's own has no soft-cap or keeps the log-sum-exp to itself.
+    """Attention where torch's own has no soft-cap, or keeps the log-sum-exp to itself.
 
     q [*, R, D], k [*, L, D], v [*, L, Dv] -> float32 out [*, R, Dv] and log-sum-exp of the scores [*, R].
     """
+    if softcap is None and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
+        # what scaled_dot_product_attention calls here; asked directly, it tells the log-sum-exp
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = fused(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+        return out.float(), lse
     scores = (q * scale @ k.transpose(-1, -2)).float()
     if softcap is not None:
         scores = scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:
         scores += mask
-    lse = scores.logsumexp(-1, keepdim=True)
-    weights = scores.sub_(lse).exp_()
-    return (weights.to(v.dtype) @ v).float(), lse[..., 0]
+    highest = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(highest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    out = (weights.to(v.dtype) @ v).float() / total
+    return out, (highest + total.log())[..., 0]
