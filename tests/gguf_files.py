@@ -86,7 +86,7 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any], arch: str)
         writer.add_sliding_window(config["sliding_window"])
     if arch.startswith("gemma"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if arch == "gemma2":
+    if arch == "gemma2" and config["final_logit_softcapping"] is not None:
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 

@@ -227,6 +227,14 @@ def test_gguf_rope_scaling(tiny_model: Tiny, tmp_path: Path) -> None:
         open_source(str(file))
 
 
+def test_gguf_gemma2_soft_caps_unsaid(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model("gemma2"), tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": None}))
+    found = open_source(str(convert(folder, tmp_path / "m.gguf", "gemma2"))).config
+    assert (found["attn_logit_softcapping"], found["final_logit_softcapping"]) == (50.0, 30.0)
+
+
 def test_gguf_end_tokens(tiny_model: Tiny, tmp_path: Path) -> None:
     file = convert(tiny_model("llama"), tmp_path / "m.gguf", "llama", extra=lambda writer: writer.add_eot_token_id(3))
     assert open_source(str(file)).eos_token_ids == (1, 3)

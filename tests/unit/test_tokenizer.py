@@ -19,6 +19,7 @@ from gguf_files import convert, write_sentencepiece
 from phloem.errors import ModelError, RequestError
 from phloem.interfaces import TokenizerData
 from phloem.plugins.model._source import open_source
+from phloem.plugins.model._source.bpe_merges import merges_by_position, merges_by_score
 from phloem.plugins.model._source.gguf_file import GgufFile
 from phloem.plugins.model._source.gguf_tokenizer import tokenizer_from_gguf
 from phloem.tokenizer import Tokenizer
@@ -248,6 +249,17 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path: Path, arch: str) -> No
     architecture = {"llama": transformers.LlamaTokenizer, "gemma3": transformers.GemmaTokenizer}[arch]
     assert_equal(mine, architecture.from_pretrained(str(tmp_path), gguf_file=file.name), ("<bos>",))
     assert len(mine.encode("hello world", add_special=False)) < 5  # merged, not spelled
+
+
+def test_implied_merges_equal_transformers() -> None:
+    from transformers.tokenization_utils_base import generate_merges
+
+    source = random.Random(0)
+    tokens = dict.fromkeys("".join(source.choices("abc", k=source.randint(1, 6))) for _ in range(300))
+    vocab = {token: i for i, token in enumerate(tokens)}
+    scores = {token: source.choice([-1.0, -2.0, -2.5]) for token in vocab}  # with many ties
+    assert merges_by_score(vocab, scores) == generate_merges(vocab, scores)
+    assert merges_by_position(vocab) == generate_merges(vocab, {token: -i for token, i in vocab.items()})
 
 
 def test_gguf_sentencepiece_without_prefix(tmp_path: Path) -> None:
