@@ -38,6 +38,7 @@ class ModelProcess:
         self._events = zmq.asyncio.Context.shadow(self._context).socket(zmq.PULL)
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
+        self._wanted = True  # False once `stop` has been called, be it before the process exists
         self.failure: Failed | None = None
 
     @property
@@ -63,6 +64,8 @@ class ModelProcess:
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=sink, stderr=sink and asyncio.subprocess.STDOUT
             )
             assert process.stdin is not None
+            if not self._wanted:
+                process.kill()
             process.stdin.write(msgspec.json.encode(boot) + b"\n")
             reader = asyncio.create_task(self._read())
             relay = asyncio.create_task(self._relay(process.stdout)) if process.stdout else None
@@ -88,6 +91,7 @@ class ModelProcess:
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it when it does not or is still loading; `run` then returns."""
+        self._wanted = False
         process = self._process
         if process is None or process.returncode is not None:
             return

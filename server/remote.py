@@ -124,9 +124,10 @@ class RemoteService:
         elif isinstance(message, Reply):
             self._answer(message)
         elif isinstance(message, Ready):
-            from phloem.tokenizer import Tokenizer
+            if self.ready is None or self.ready.tokenizer != message.tokenizer:  # reading a large one takes seconds
+                from phloem.tokenizer import Tokenizer
 
-            self._tokenizer = Tokenizer(message.tokenizer)
+                self._tokenizer = Tokenizer(message.tokenizer)
             self.ready = message
 
     def _answer(self, reply: Reply) -> None:

@@ -27,6 +27,7 @@ from .supervisor import Patience, Supervisor
 
 log = logging.getLogger(__name__)
 MOST_FILES = 65_536
+KEEP_ALIVE_S = 75  # longer than load balancers and clients keep idle connections, so that they close first
 LAST_ANSWERS_S = 5  # for answers that were cut off at the end of a drain to reach their clients
 
 
@@ -67,6 +68,7 @@ class Server:
             log_config=None,
             log_level="warning",
             access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LAST_ANSWERS_S,
             lifespan="off",
         )

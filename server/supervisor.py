@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ class Supervisor:
     failure: str | None = None  # set when the supervisor has given up
     _state: str = "loading"
     _beat_at: float = 0.0
-    _stopping: bool = False
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _deaths: collections.deque[float] = field(default_factory=collections.deque)
 
     async def run(self) -> int:
@@ -52,7 +53,7 @@ class Supervisor:
             process = self.process = ModelProcess(self._receive, self.command)
             status = await process.run(self.config, self.patience.heartbeat_s)
             why = process.obituary(status)
-            if self._stopping:
+            if self._stopping.is_set():
                 self.service.disconnect("the server is shutting down")
                 return 0
             wait = self._next_wait(final=process.failure is not None and process.failure.final)
@@ -63,14 +64,14 @@ class Supervisor:
             self._state = "restarting"
             self.service.disconnect("the model process died; it is being restarted")
             log.error("%s\nrestart %d in %.1f s", why, self.restarts + 1, wait)
-            await asyncio.sleep(wait)
-            if self._stopping:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait)
                 return 0
             self.restarts += 1
 
     async def stop(self) -> None:
         """End the process for good."""
-        self._stopping = True
+        self._stopping.set()
         if self.process is not None:
             await self.process.stop()
 
@@ -93,7 +94,7 @@ class Supervisor:
     @property
     def ready(self) -> bool:
         """Whether new calls can be served."""
-        return self._state == "ready" and not self._stopping
+        return self._state == "ready" and not self._stopping.is_set()
 
     def latest(self) -> tuple[str, dict[str, Any]]:
         """The model's name and the engine's statistics as of the last beat; empty before the first."""

@@ -11,7 +11,7 @@ from typing import Any
 from phloem.interfaces import Service
 from phloem.messages import Event, GenerateCall, TokenLogprob
 
-from ._logprobs import legacy_logprobs, prompt_entries
+from ._logprobs import Offsets, legacy_logprobs, prompt_entries
 from ._run import Choice, merged, total_usage
 from ._sse import DONE, sse
 from ._usage import UsageSum, usage_body
@@ -27,9 +27,10 @@ class CompletionAnswer:
     prompts: Sequence[str]  # the texts to echo, one per call; empty strings without echo
     echo: bool
     logprobs: bool
+    prompt_logprobs: bool = False
     output: bool = True  # False: only the echoed prompt is wanted (max_tokens 0)
     include_usage: bool = False
-    _offsets: dict[int, int] = field(default_factory=dict)  # choice index -> characters sent so far
+    _offsets: dict[int, Offsets] = field(default_factory=dict)  # by choice; there once a choice has sent something
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         now, name = int(time.time()), self.service.info.model_name
@@ -65,7 +66,8 @@ class CompletionAnswer:
     def _event(self, call: int, event: Event) -> dict[str, Any] | None:
         """The chunk of one event, None if it has nothing to show."""
         first = call * self.calls[0].params.n + event.index not in self._offsets
-        if not (event.text or event.logprobs or event.finish_reason or (first and self.echo)):
+        shown = event.text or event.logprobs or event.prompt_logprobs or event.finish_reason
+        if not shown and not (first and self.echo):
             return None
         part = Choice(text=event.text, logprobs=event.logprobs, stop_reason=event.stop_reason)
         part.prompt_logprobs = event.prompt_logprobs
@@ -76,8 +78,10 @@ class CompletionAnswer:
         place = call * self.calls[0].params.n + index
         prompt = self.prompts[call] if self.echo and first else ""
         text = prompt + (part.text if self.output else "")
-        start = self._offsets.get(place, 0)
-        self._offsets[place] = start + len(text)
+        offsets = self._offsets.get(place)
+        if offsets is None:
+            hidden = self.calls[call].params.skip_special_tokens
+            offsets = self._offsets[place] = Offsets(self.service.tokenizer, skip_special_tokens=hidden)
         body: dict[str, Any] = {"index": place, "text": text, "logprobs": None, "finish_reason": reason}
         if not self.output and reason is not None:
             body["finish_reason"] = "length"
@@ -88,8 +92,8 @@ class CompletionAnswer:
                 items = [*part.prompt_logprobs, *items]
             if items:
                 body["logprobs"] = legacy_logprobs(
-                    self.service.tokenizer, items, first=self.calls[call].prompt[0], offset=start
+                    self.service.tokenizer, items, first=self.calls[call].prompt[0], offsets=offsets
                 )
-        if first and part.prompt_logprobs is not None and not self.echo:
+        if self.prompt_logprobs and part.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_entries(self.service.tokenizer, part.prompt_logprobs)
         return body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,26 +41,43 @@ def prompt_entries(tokenizer: Tokenizer, items: Sequence[TokenLogprob | None]) -
     return [None if item is None else entry(tokenizer, item) for item in items]
 
 
+class Offsets:
+    """Where tokens start in a text, in characters. A token inside a character starts where the character does."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def next(self, token: int) -> int:
+        """Offset of the next token."""
+        at = self._at
+        if token not in self._hidden:
+            self._at += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return at
+
+
 def legacy_logprobs(
-    tokenizer: Tokenizer, items: Sequence[TokenLogprob | None], first: int, offset: int
+    tokenizer: Tokenizer, items: Sequence[TokenLogprob | None], first: int, offsets: Offsets
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of /v1/completions. `first`: token id of an item without a value; `offset`: where it starts.
+    """`choices[].logprobs` of /v1/completions. `first`: token id of an item without a value.
 
     The chosen token is part of its position's `top_logprobs`, as in OpenAI's API, when alternatives were asked for.
     """
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
+    places: list[int] = []
     for item in items:
-        text = tokenizer.token_text(first if item is None else item.token_id)
+        token = first if item is None else item.token_id
+        text = tokenizer.token_text(token)
         tokens.append(text)
         values.append(None if item is None else finite(item.logprob))
-        offsets.append(offset)
-        offset += len(text)
+        places.append(offsets.next(token))
         if item is None or not item.top:
             tops.append(None)
         else:
-            top = {tokenizer.token_text(token): finite(logprob) for token, logprob in item.top}
+            top = {tokenizer.token_text(other): finite(logprob) for other, logprob in item.top}
             tops.append(top | {text: finite(item.logprob)})
-    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": places}

@@ -90,6 +90,7 @@ async def _completion_answer(body: CompletionBody, service: Service) -> Completi
         prompts=echoed,
         echo=bool(body.echo),
         logprobs=body.logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs is not None,
         output=body.max_tokens != 0,
         include_usage=_usage_wanted(body),
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-import pytest
 from live import Live
 
 LONG = {"max_tokens": 900, "ignore_eos": True}
@@ -65,11 +64,10 @@ def test_kill_9_of_the_model_process_under_load(tiny_model: Callable[[str], Path
         live.until(live.all_slots_back)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_drain_finishes_what_runs(tiny_model: Callable[[str], Path], number: signal.Signals) -> None:
+def test_drain_finishes_what_runs(tiny_model: Callable[[str], Path]) -> None:
     live = Live(tiny_model("llama"))
     threads, answers, last_events = under_load(live, 4)
-    os.kill(live.process.pid, number)
+    os.kill(live.process.pid, signal.SIGTERM)
     live.until(lambda: live.status("/ready") == 503)
     refused = live.complete()
     assert refused.status_code == 503
@@ -88,7 +86,7 @@ def test_drain_ends_in_time(tiny_model: Callable[[str], Path]) -> None:
     live = Live(tiny_model("llama"), "server.drain_s=0.2")
     threads, answers, last_events = under_load(live, 4)
     started = time.monotonic()
-    assert live.terminate() == 0, live.output
+    assert live.terminate(signal.SIGINT) == 0, live.output
     assert time.monotonic() - started < 15
     for thread in threads:
         thread.join(10)
@@ -96,31 +94,10 @@ def test_drain_ends_in_time(tiny_model: Callable[[str], Path]) -> None:
     assert all("shutting down" in json.loads(event)["error"]["message"] for event in last_events)
 
 
-def test_kill_9_of_the_server_leaves_no_orphan(tiny_model: Callable[[str], Path]) -> None:
-    live = Live(tiny_model("llama"))
-    child = live.model_pid
-    live.process.kill()
-    live.process.wait()
-    end = time.monotonic() + 5
-    stat = Path(f"/proc/{child}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < end, "the model process outlived the server"
-        time.sleep(0.02)
-
-
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A start that is expected to fail."""
     command = [sys.executable, "-m", "phloem", "serve", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_a_taken_port_is_found_before_the_model_is_loaded(tiny_model: Callable[[str], Path]) -> None:
-    with Live(tiny_model("llama")) as live:
-        done = serve(str(tiny_model("llama")), "--port", str(live.port))
-    assert done.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{live.port}: Address already in use" in done.stderr
-    assert "hint: choose another server.port" in done.stderr
-    assert "Loading weights" not in done.stderr
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path: Path) -> None:
@@ -130,13 +107,6 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path:
     assert "phloem serve: the model process exited with status 1: " in done.stderr
     assert str(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_too_little_memory_is_explained(tiny_model: Callable[[str], Path]) -> None:
-    done = serve(str(tiny_model("llama")), "--port", "0", "--set", "cache.size=10")
-    assert done.returncode == 1
-    assert "not even one page" in done.stderr
-    assert "hint: raise cache.size" in done.stderr
 
 
 def test_an_unknown_api_is_refused(tiny_model: Callable[[str], Path]) -> None:

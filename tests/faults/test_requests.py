@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -135,6 +137,15 @@ def test_abort_takes_exactly_the_named_call(live: Live) -> None:
     assert replies["a"]["finish_reason"] == "abort"
     assert replies["a"]["completion_tokens"] < 300
     assert (replies["ab"]["finish_reason"], replies["ab"]["completion_tokens"]) == ("length", 300)
+
+
+def test_a_taken_port_is_found_before_the_model_is_loaded(live: Live, tiny_model: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-m", "phloem", "serve", str(tiny_model("llama")), "--port", str(live.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{live.port}: Address already in use" in done.stderr
+    assert "hint: choose another server.port" in done.stderr
+    assert "Loading weights" not in done.stderr
 
 
 def test_a_processor_that_raises_fails_its_own_request(live: Live) -> None:

@@ -92,6 +92,30 @@ def test_echo_with_logprobs(run: Run) -> None:
         assert choice["text"][offset : offset + len(token)] == token
 
 
+def test_offsets_count_characters_not_tokens(run: Run) -> None:
+    body = {"prompt": "é🙂b", "max_tokens": 8, "echo": True, "logprobs": 0}
+    choice = post(run, "/v1/completions", body).json()["choices"][0]
+    once = [0, 0, 1, 1, 1, 1, 2]  # two bytes of é, four of 🙂, one of b: a token each
+    assert choice["logprobs"]["text_offset"] == [*once, *(3 + offset for offset in once), 6]
+    streamed = events(post(run, "/v1/completions", body | {"stream": True}))
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    assert [o for part in parts if part for o in part["text_offset"]] == choice["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_prompt_logprobs(run: Run, path: str, stream: bool) -> None:
+    base = {"messages": [{"role": "user", "content": "é"}]} if "chat" in path else {"prompt": "éa"}
+    response = post(run, path, base | {"max_tokens": 2, "prompt_logprobs": 1, "stream": stream})
+    bodies = events(response) if stream else [response.json()]
+    (found,) = [c["prompt_logprobs"] for body in bodies for c in body["choices"] if "prompt_logprobs" in c]
+    assert found[0] is None
+    assert found[1]["logprob"] == -0.5
+    assert len(found[1]["top_logprobs"]) == 1
+    if "chat" not in path:
+        assert [entry["bytes"] for entry in found[1:]] == [[0xA9], [ord("a")]]
+
+
 def test_scoring_a_prompt_without_output(run: Run) -> None:
     body = {"prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 0}
     answer = post(run, "/v1/completions", body).json()

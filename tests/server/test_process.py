@@ -247,6 +247,31 @@ def _state(pid: int) -> str:
         return "Z"
 
 
+def test_stopping_ends_a_pause_before_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 30.0)
+
+    async def test(supervisor: Supervisor, service: RemoteService) -> None:
+        assert supervisor.process is not None
+        assert supervisor.process.pid is not None
+        os.kill(supervisor.process.pid, signal.SIGKILL)
+        await until(lambda: not supervisor.ready)
+
+    started = time.monotonic()
+    assert supervised(test) == 0
+    assert time.monotonic() - started < 20
+
+
+def test_stopping_while_loading_kills_at_once() -> None:
+    for pause in (0.0, 0.3):
+
+        async def test(supervisor: Supervisor, service: RemoteService, pause: float = pause) -> None:
+            await asyncio.sleep(pause)
+
+        started = time.monotonic()
+        assert supervised(test, wait=False, load_s=60.0) == 0
+        assert time.monotonic() - started < 20
+
+
 def test_an_error_inside_a_question_comes_back() -> None:
     async def test(supervisor: Supervisor, service: RemoteService) -> None:
         with pytest.raises(PhloemError, match="AttributeError"):
