@@ -1,4 +1,4 @@
-"""For plugin authors: per kind a conformance suite and a fake. Needs pytest; names load on first use.
+"""For plugin authors: per kind a conformance suite and a fake. Needs `phloem[testing]`; names load on first use.
 
 from phloem.testing import ScheduleSuite
 
@@ -11,9 +11,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from typing import Any
-
-if "pytest" in sys.modules:  # so that a failed assertion in a suite shows its values
-    sys.modules["pytest"].register_assert_rewrite(__name__)
 
 SUITES = {
     "api": "ApiSuite",
@@ -39,6 +36,9 @@ _NAMES = {suite: kind for kind, suite in SUITES.items()} | {
 }
 
 __all__ = ["SUITES", *_NAMES]
+
+if "pytest" in sys.modules:  # so that a failed assertion in a suite shows its values
+    sys.modules["pytest"].register_assert_rewrite(*{f"{__name__}.{module}" for module in ("plugin", *_NAMES.values())})
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ def check(kind: str, use: str, attributes: Sequence[str] = ()) -> int:
     if kind not in SUITES:
         raise PluginError(f"kind '{kind}' has no conformance suite (kinds that have: {', '.join(SUITES)})")
     if importlib.util.find_spec("pytest") is None:
-        raise PluginError("the conformance suites need pytest", hint="pip install 'phloem[dev]'")
+        raise PluginError("the conformance suites need pytest", hint="pip install 'phloem[testing]'")
     if ".py" in use:
         path, _, attribute = use.rpartition(":") if ".py:" in use else (use, "", "")
         use = f"{Path(path).resolve()}:{attribute}"

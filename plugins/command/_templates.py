@@ -16,7 +16,7 @@ requires-python = ">=3.11"
 dependencies = ["phloem>=0.1"]
 
 [project.optional-dependencies]
-dev = ["pytest>=8"]
+dev = ["phloem[testing]"]
 
 [project.entry-points."phloem.$kind"]
 $name = "$module:$cls"
@@ -30,7 +30,7 @@ README = """
 
 A plugin of kind `$kind` for [phloem](https://pypi.org/project/phloem/).
 
-    pip install -e .
+    pip install -e '.[dev]'
     pytest                       # the kind's conformance suite
     phloem plugins list --kind $kind
 

@@ -55,7 +55,7 @@ class Plugins:
             return check(kind, use, args.set)
         if args.action == "new":
             folder = scaffold(args.kind, args.name, args.into)
-            print(f"created {folder}\n  cd {folder} && pip install -e . && pytest")
+            print(f"created {folder}\n  cd {folder} && pip install -e '.[dev]' && pytest")
             return 0
         rows = _rows(getattr(args, "config", None), getattr(args, "kind", None))
         if args.json:

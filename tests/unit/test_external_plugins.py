@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,43 @@ def test_three_distributions_chosen_by_yaml(installed: Path) -> None:
         "use": ["short-first", "lfu", "slowlog"],
     }
     assert "step 1 took 99.00 s" in log
+
+
+ENGINE = """
+import json, logging, sys
+from phloem import Engine, SamplingParams
+
+logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+model, *sets = sys.argv[1:]
+prompts = [[i % 50 + 3] * 40 + [9, 8, 7] for i in range(8)] + [[4, 5]]
+with Engine(model, **json.loads(sets[0])) as engine:
+    results = engine.generate(prompts, SamplingParams(max_tokens=6, temperature=0))
+    engine.check()
+    print(json.dumps([[r.token_ids for r in results], engine.stats()["evicted_tokens"]]))
+"""
+
+
+def test_an_engine_runs_on_them(installed: Path, tiny_model: Callable[[str], Path]) -> None:
+    own = {"cache": {"tokens": 128}, "schedule": {"max_running": 2}, "engine": {"threads": 1, "check": True}}
+    strange = {
+        **own,
+        "cache": {"tokens": 128, "eviction": {"use": "lfu", "most": 2}},
+        "schedule": {"max_running": 2, "use": "short-first"},
+        "observers": [{"use": "slowlog", "step_s": 0, "first_token_s": 0}],
+    }
+    env = {"PATH": "", "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    outputs, logs = [], []
+    for sections in (own, strange):
+        command = [sys.executable, "-c", ENGINE, str(tiny_model("llama")), json.dumps(sections)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        tokens, evicted = json.loads(done.stdout.splitlines()[-1])
+        assert evicted > 0
+        outputs.append(tokens)
+        logs.append(done.stderr)
+    assert outputs[0] == outputs[1]
+    assert "9 slow requests" in logs[1]
+    assert "slow requests" not in logs[0]
 
 
 def test_installed_ones_are_listed_and_checked(installed: Path) -> None:
