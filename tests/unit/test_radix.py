@@ -190,6 +190,16 @@ def test_a_rule_whose_keys_shrink_is_obeyed() -> None:
     assert [has(cache, ids(first)) for first in (1, 2, 3)] == [0, 1, 1]
 
 
+def test_a_leaf_that_a_split_made_smaller_is_judged_anew() -> None:
+    cache, pool = make(rule=Rule(lambda node: node.tokens))
+    put(cache, pool, ids(1, 1, 1, 1, 1, 1))
+    put(cache, pool, ids(2, 2, 2))
+    cache.match(ids(1, 1, 1, 1, 1), 5, HERE)  # leaves a leaf of one token, now the smallest
+    cache.check()
+    assert cache.evict(1) == 1
+    assert (has(cache, ids(1, 1, 1, 1, 1, 1)), has(cache, ids(2, 2, 2))) == (5, 3)
+
+
 def test_a_rule_may_look_at_hits_size_and_age() -> None:
     seen: list[tuple[int, ...]] = []
 
