@@ -163,7 +163,7 @@ class EvictionNode(Protocol):
     """What an eviction rule may look at."""
 
     @property
-    def last_access(self) -> int: ...  # logical clock of the last match that passed here
+    def last_access(self) -> int: ...  # logical clock of the last use: a match that passed, a lease that ended
     @property
     def created(self) -> int: ...
     @property
