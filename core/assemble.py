@@ -30,7 +30,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def build_parts(config: Config) -> Parts:
-    """The parts of a ready engine. Raises ConfigError, PluginError or ModelError. Loads weights, so it may take seconds."""
+    """The parts of a ready engine. Raises ConfigError, PluginError or ModelError. Loads weights: it may take seconds."""
     device = _device(config)
     context = PluginContext("model", config.model.use, device=str(device), dtype=config.model.dtype)
     context.extras["path"] = config.model.path
@@ -85,10 +85,9 @@ def build_parts(config: Config) -> Parts:
     )
     info = ServiceInfo(config.model.name or model.spec.name, model.path, model.spec, limit, time.time())
     observers = ObserverSet.from_observers([(section.use, make("observer", section)) for section in config.observers])
-    chosen = _chosen(config)
     return Parts(
-        admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, memory.text, chosen,
-        config.engine.check,
+        admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, memory.text,
+        _chosen(config), config.engine.check,
     )  # fmt: skip
 
 

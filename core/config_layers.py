@@ -81,8 +81,9 @@ def env_layer(env: Mapping[str, str], problems: list[str]) -> Layer:
 def argument_layer(sections: Mapping[str, Any]) -> Layer:
     """The layer of the library's keyword arguments."""
     data = {name: _plain(value) for name, value in sections.items()}
-    marks = {(name,): Mark(f"argument {name}", f"{name}={value!r}") for name, value in data.items()}
-    return Layer("argument", data, dict(marks), os.getcwd())
+    layer = Layer("argument", data, base=os.getcwd())
+    layer.marks.update({(name,): Mark(f"argument {name}", f"{name}={value!r}") for name, value in data.items()})
+    return layer
 
 
 def default_layer() -> Layer:

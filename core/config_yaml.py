@@ -119,7 +119,7 @@ def dotted(path: KeyPath) -> str:
 def _scalar(node: yaml.Node) -> Any:
     """Plain scalars by YAML 1.2's rules: `off` and `no` are words, `1e3` is a number, `12:30` is text."""
     text = str(node.value)
-    if node.style is not None or node.tag.endswith(":binary"):
+    if getattr(node, "style", None) is not None or node.tag.endswith(":binary"):
         return text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
