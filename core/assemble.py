@@ -30,7 +30,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def build_parts(config: Config) -> Parts:
-    """The parts of a ready engine. Raises ConfigError, PluginError or ModelError. Loads weights: it may take seconds."""
+    """The parts of a ready engine. Raises ConfigError, PluginError or ModelError. Loads weights: may take seconds."""
     device = _device(config)
     context = PluginContext("model", config.model.use, device=str(device), dtype=config.model.dtype)
     context.extras["path"] = config.model.path
