@@ -1,15 +1,11 @@
-"""The filter pipeline: from raw logits to the scores of the tokens that may be drawn, in one documented order.
+"""The first half of the filter pipeline: everything that changes scores before the temperature.
 
     grammar mask, min_tokens, logit_bias, repetition, frequency and presence penalties, custom logits processors
     | temperature, top_k, top_p, min_p
 
-Left of the bar (`edit`) every request may be affected; greedy ones then take the highest score. The right side
-(`cut`) is for sampled requests. A mask wins over what follows it: a forbidden token is at minus infinity, where no
-bias or penalty reaches it.
-
-Cut-offs work on tokens ordered by score, equal scores by token id: `top_k` keeps the first k, `top_p` the shortest
-beginning that holds at least that mass (renormalised after top_k, at least one token), `min_p` those at least that
-likely relative to the best. So ties at a cut go to lower token ids, on every device.
+Left of the bar every request may be affected; greedy ones then take the highest score. The right side is for sampled
+requests (`phloem.cutoffs`). A mask wins over what follows it: a forbidden token is at minus infinity, where no bias or
+penalty reaches it.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +22,6 @@ from .batch import Segment
 from .errors import PhloemError, PluginError
 from .interfaces import LogitsProcessor, RowContext
 from .params import SamplingParams
-
-_FIRST_CANDIDATES = 256
-_MORE_CANDIDATES = 8  # factor by which the candidates grow while they do not hold a row's cut
 
 
 @dataclass(slots=True)
@@ -75,11 +67,6 @@ def needs_tokens(params: SamplingParams) -> bool:
 def needs_edit(params: SamplingParams, position: int) -> bool:
     """True when, grammar aside, a request's scores at an output position differ from its logits over temperature."""
     return bool(params.logit_bias) or position < params.min_tokens or needs_tokens(params)
-
-
-def needs_cut(params: SamplingParams, vocab_size: int) -> bool:
-    """True when a sampled request draws from a part of the vocabulary only."""
-    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
 
 
 def edit(
@@ -181,104 +168,3 @@ def _process(scores: torch.Tensor, span: Span, name: str, processor: LogitsProce
         span.error = error
     except Exception as error:
         span.error = PluginError(f"logits processor {name!r} failed: {error!r}")
-
-
-class Kept(NamedTuple):
-    """What cut-offs leave of some rows: scores [R, K], best first, minus infinity where cut, and their token ids."""
-
-    rows: torch.Tensor  # [R] int64, rows of the scores given to `cut`
-    scores: torch.Tensor
-    ids: torch.Tensor
-
-
-class _Limits(NamedTuple):
-    """Per row what cuts it, [R, 1] each; infinite where nothing does."""
-
-    k: torch.Tensor  # tokens to keep, float64
-    p: torch.Tensor  # mass to hold
-    floor: torch.Tensor  # lowest score, relative to the best
-
-
-def cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> list[Kept]:
-    """Apply top_k, top_p and min_p to scores [R, vocab] (temperature applied), one SamplingParams per row.
-
-    On the host only the best few hundred tokens are looked at, more where these do not hold the cut, so that rows are
-    hardly ever sorted; elsewhere one stable sort avoids waiting for the device. The rows come back in any order.
-    """
-    limits = _limits(params, scores)
-    rows = torch.arange(len(params), device=scores.device)
-    if scores.device.type != "cpu":
-        return [_cut_by_sorting(scores, rows, limits)]
-    tops = [p.top_k if p.top_k > 0 else _FIRST_CANDIDATES for p in params]
-    return _cut_on_host(scores, rows, limits, min(max(tops), scores.shape[1]))
-
-
-def _limits(params: Sequence[SamplingParams], scores: torch.Tensor) -> _Limits:
-    tops = [p.top_k if p.top_k > 0 else math.inf for p in params]
-    masses = [p.top_p if p.top_p < 1.0 else math.inf for p in params]
-    floors = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
-    return _Limits(
-        torch.tensor(tops, dtype=torch.float64, device=scores.device)[:, None],
-        torch.tensor(masses, dtype=torch.float64, device=scores.device)[:, None],
-        torch.tensor(floors, dtype=scores.dtype, device=scores.device)[:, None],
-    )
-
-
-def _total(scores: torch.Tensor, ordered: torch.Tensor) -> torch.Tensor:
-    """Mass [R, 1] float64 of all tokens, in units of the best one's."""
-    return (scores - ordered[:, :1]).exp_().sum(-1, keepdim=True).double()
-
-
-def _cut_by_sorting(scores: torch.Tensor, rows: torch.Tensor, limits: _Limits) -> Kept:
-    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
-    return Kept(rows, _prefix(ordered, _total(scores, ordered), limits)[0], ids)
-
-
-def _cut_on_host(scores: torch.Tensor, rows: torch.Tensor, limits: _Limits, k: int) -> list[Kept]:
-    done: list[Kept] = []
-    while True:
-        ordered, ids, lowest = _best(scores, k)
-        kept, enough = _prefix(ordered, _total(scores, ordered), limits)
-        # a cut is sure if it lies among the candidates, which are all tokens at or above `lowest`
-        sure = (enough | (lowest < ordered[:, :1] + limits.floor) | (lowest == -math.inf) | (limits.k <= k))[:, 0]
-        if k >= scores.shape[1] or bool(sure.all()):
-            return [*done, Kept(rows, kept, ids)]
-        if bool(sure.any()):
-            done.append(Kept(rows[sure], kept[sure], ids[sure]))
-        scores, rows, limits = scores[~sure], rows[~sure], _Limits(*(limit[~sure] for limit in limits))
-        k *= _MORE_CANDIDATES
-
-
-def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The k best tokens of each row and all their equals, ordered; padded with minus infinity. And the lowest's score.
-
-    Selection instead of sorting: a partition finds the k-th score, a comparison everything not below it.
-    """
-    table = scores.detach().numpy()
-    rows, vocab = table.shape
-    lowest = np.partition(table, max(0, vocab - k), axis=-1)[:, max(0, vocab - k), None]
-    chosen = ~((table < lowest) | (table == -math.inf))  # NaN stays, to be found by whoever draws
-    row, token = np.nonzero(chosen)
-    counts = chosen.sum(axis=-1)
-    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    width = max(1, int(counts.max(initial=0)))
-    values = np.full((rows, width), -math.inf, dtype=table.dtype)
-    ids = np.zeros((rows, width), dtype=np.int64)
-    values[row, column], ids[row, column] = table[row, token], token
-    ordered, order = torch.sort(torch.from_numpy(values), dim=-1, descending=True, stable=True)
-    return ordered, torch.from_numpy(ids).gather(-1, order), torch.from_numpy(lowest)
-
-
-def _prefix(ordered: torch.Tensor, total: torch.Tensor, limits: _Limits) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut ordered candidates [R, K]: the scores with the cut ones at minus infinity, and [R, 1] whether p was held.
-
-    `total` [R, 1] is the mass of all tokens; where k cuts, of the first k.
-    """
-    width = ordered.shape[1]
-    mass = (ordered - ordered[:, :1]).exp_().double().cumsum(-1)
-    before = torch.cat([torch.zeros_like(total), mass[:, :-1]], dim=-1)
-    within = mass.gather(-1, limits.k.clamp(max=width).long() - 1)
-    bound = limits.p * torch.where(limits.k.isinf(), total, within)
-    place = torch.arange(width, device=ordered.device)
-    gone = (place >= limits.k) | (before >= bound) | (ordered < ordered[:, :1] + limits.floor)
-    return ordered.masked_fill(gone, -math.inf), mass[:, -1:] >= bound

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from . import filters, noise
+from . import cutoffs, filters, noise
 from .batch import Segment
+from .cutoffs import Kept
 from .errors import PhloemError, RequestError, StepError
-from .filters import Kept, Span
+from .filters import Span
 from .interfaces import LogitsProcessor
 from .messages import TokenLogprob
 from .verifier import walk
@@ -173,7 +174,7 @@ class Sampler:
         cut: list[Span] = []
         for span in spans:
             if not span.params.greedy:
-                (cut if filters.needs_cut(span.params, self.vocab_size) else free).append(span)
+                (cut if cutoffs.needs_cut(span.params, self.vocab_size) else free).append(span)
             elif self._edited(span, masks):
                 greedy.append(span)
         at = 0
@@ -208,7 +209,7 @@ class Sampler:
         if free:
             won.append(noise.draw(scores[a:b], keys[: b - a], self._token_hashes(scores.device)))
         if cut:
-            work.kept = filters.cut(scores[b:], [span.params for span in cut for _ in range(span.count)])
+            work.kept = cutoffs.cut(scores[b:], [span.params for span in cut for _ in range(span.count)])
             won.append(self._draw_kept(work.kept, keys[b - a :]))
         return work, torch.cat([best for best, _ in won]), torch.cat([tokens for _, tokens in won])
 
@@ -260,14 +261,13 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence
     chosen = (logits.gather(-1, index)[:, 0] - log_total).tolist()
     if not most:
         return [TokenLogprob(token, logprob) for token, logprob in zip(tokens, chosen, strict=True)]
-    values, ids = logits.topk(most, dim=-1)
+    values, ids = cutoffs.select(logits, most)[:2] if logits.device.type == "cpu" else logits.topk(most, dim=-1)
     rows = zip(tokens, chosen, counts, (values - log_total[:, None]).tolist(), ids.tolist(), strict=True)
-    return [TokenLogprob(token, own, _top(v[:k], i[:k])) for token, own, k, v, i in rows]
+    return [TokenLogprob(token, own, _finite(i[:k], v[:k])) for token, own, k, v, i in rows]
 
 
-def _top(values: Sequence[float], ids: Sequence[int]) -> list[tuple[int, float]]:
-    ranked = sorted(zip(values, ids, strict=True), key=lambda pair: (-pair[0], pair[1]))
-    return [(token, value) for value, token in ranked if math.isfinite(value)]
+def _finite(ids: Sequence[int], values: Sequence[float]) -> list[tuple[int, float]]:
+    return [(token, value) for token, value in zip(ids, values, strict=True) if math.isfinite(value)]
 
 
 def prompt_logprobs(logits: torch.Tensor, next_tokens: Sequence[int], k: int) -> list[TokenLogprob]:

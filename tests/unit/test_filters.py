@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_rig import VOCAB, make_request, reference_cut, reference_probabilities, reference_scores, segment_of
 
-from phloem import filters
+from phloem import cutoffs, filters
 from phloem.drafts import Draft
 from phloem.filters import Span
 from phloem.params import SamplingParams
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 def probabilities(scores: torch.Tensor, params: SamplingParams) -> list[list[float]]:
     """What `cut` leaves of scores [R, vocab], as distributions over all tokens."""
     out = torch.zeros(scores.shape, dtype=torch.float64)
-    for kept in filters.cut(scores, [params] * len(scores)):
+    for kept in cutoffs.cut(scores, [params] * len(scores)):
         for row, values, ids in zip(kept.rows.tolist(), kept.scores, kept.ids, strict=True):
             alive = values != -math.inf
             assert alive.any()
@@ -158,7 +158,7 @@ def test_rows_with_different_cuts_share_a_batch() -> None:
         SamplingParams(top_p=0.1, min_p=0.5),
     ]
     seen = set()
-    for kept in filters.cut(torch.tensor(rows), params):
+    for kept in cutoffs.cut(torch.tensor(rows), params):
         for row, values, ids in zip(kept.rows.tolist(), kept.scores, kept.ids, strict=True):
             expected = reference_cut(rows[row], params[row])
             alive = values != -math.inf
@@ -168,22 +168,19 @@ def test_rows_with_different_cuts_share_a_batch() -> None:
 
 
 def test_sorting_and_selecting_agree() -> None:
-    """The device's way, one stable sort, keeps the same tokens as the host's selection, ties included."""
+    """A device sorts, the host selects: the same tokens come first, in the same order, ties included."""
     rng = random.Random(6)
     scores = torch.tensor([[round(rng.gauss(0, 1.0), 1) for _ in range(900)] for _ in range(4)])
-    for arguments in CUTS[::7]:
-        params = SamplingParams(**arguments)
-        limits = filters._limits([params] * 4, scores)
-        rows = torch.arange(4)
-        selected = filters._cut_on_host(scores, rows, limits, 256)
-        expected = {
-            row: [token for token, value in zip(ids.tolist(), values.tolist(), strict=True) if value != -math.inf]
-            for kept in selected
-            for row, values, ids in zip(kept.rows.tolist(), kept.scores, kept.ids, strict=True)
-        }
-        kept = filters._cut_by_sorting(scores, rows, limits)
+    scores[1, 40:] = -math.inf
+    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
+    for k in (1, 7, 100, 899, 5000):
+        selected, tokens, lowest = cutoffs.select(scores, k)
         for row in range(4):
-            assert kept.ids[row][kept.scores[row] != -math.inf].tolist() == expected[row]
+            count = int((ordered[row] >= ordered[row, min(k, 900) - 1]).logical_and(ordered[row] > -math.inf).sum())
+            assert tokens[row, :count].tolist() == ids[row, :count].tolist()
+            assert selected[row, :count].tolist() == ordered[row, :count].tolist()
+            assert selected[row, count:].eq(-math.inf).all()
+            assert lowest[row, 0] == ordered[row, min(k, 900) - 1]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -191,7 +188,7 @@ def test_cuts_keep_what_is_not_finite_for_the_draw_to_find(bad: float) -> None:
     scores = torch.zeros(2, 500)
     scores[0, 77] = bad
     for arguments in ({"top_k": 4}, {"top_p": 0.5}, {"min_p": 0.9}):
-        for kept in filters.cut(scores, [SamplingParams(**arguments)] * 2):
+        for kept in cutoffs.cut(scores, [SamplingParams(**arguments)] * 2):
             for row, values in zip(kept.rows.tolist(), kept.scores, strict=True):
                 clean = not (values.isnan() | (values == math.inf)).any()
                 assert clean == (row == 1)
