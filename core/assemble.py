@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ def build_parts(config: Config) -> Parts:
         processors=processors,
         seed=config.engine.seed,
     )
-    info = ServiceInfo(config.model.name or model.spec.name, model.path, model.spec, limit, time.time())
+    info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet.from_observers([(section.use, make("observer", section)) for section in config.observers])
     return Parts(
         admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, memory.text,
@@ -123,3 +124,8 @@ def _chosen(config: Config) -> dict[str, str]:
     single["grammar"] = config.grammar.use
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
+
+
+def _served_name(path: str) -> str:
+    """What the API calls a model: a known name or hub id as it is, of a file or folder the last part."""
+    return Path(path).resolve().name.removesuffix(".gguf") if Path(path).exists() else path
