@@ -42,7 +42,8 @@ class SlotPool:
         self._count -= pages
         if self.page_size == 1:
             return taken.copy()
-        spread: IntArray = taken[:, None] * np.int32(self.page_size) + np.arange(self.page_size, dtype=np.int32)
+        offsets: IntArray = np.arange(self.page_size, dtype=np.int32)
+        spread: IntArray = np.add.outer(taken * np.int32(self.page_size), offsets)
         return spread.reshape(-1)
 
     def release(self, slots: IntArray) -> None:
