@@ -22,7 +22,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     max_tokens: int | None = None  # None: up to the context or pool limit
-    min_tokens: int = 0  # end-of-sequence and stop tokens are masked until then
+    min_tokens: int = 0  # end-of-sequence and stop tokens are masked until then, stop strings not looked for
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off

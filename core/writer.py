@@ -33,6 +33,8 @@ def _advance_text(request: Request, token: int) -> None:
     elif request.text.stopped is not None:
         request.finish_reason = "stop"
         request.stop_reason = request.text.stopped
+    elif request.text.error is not None:
+        request.finish_reason, request.error = "error", request.text.error
     elif request.matcher is not None and request.matcher.is_complete():
         request.finish_reason = "stop"
     elif request.remaining <= 0:

@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from phloem.errors import RequestError
+from phloem.messages import GenerateCall
 from phloem.params import SamplingParams
+from phloem.request import Request
 from phloem.text import MATCH_WINDOW, Detokenizer, StopFinder, TextStream
+from phloem.writer import write
 
 BROKEN = "\ufffd"
 SPECIAL = ["<|end|>", "<|other|>"]
@@ -452,6 +455,16 @@ def test_a_regex_that_backtracks_without_end_fails_its_own_request(pattern: str)
     assert made.error.message == f"stop_regex {pattern!r} takes too long on this output"
     assert made.error.param == "stop_regex"
     assert made.take(final=True) == ""
+
+
+def test_the_error_of_a_regex_ends_the_request() -> None:
+    params = SamplingParams(stop_regex=["(a|a)+$c"])
+    request = Request(GenerateCall(call_id="x", prompt=[1], params=params), 0, seed=0, limit=999, arrival=0)
+    request.text = TextStream(TOYS["byte_level"], params)
+    write(request, byte_ids("byte_level", "a" * 200), None)
+    assert request.finish_reason == "error"
+    assert request.error is request.text.error is not None
+    assert request.output_len < 200
 
 
 def test_an_honest_regex_never_runs_out_of_time() -> None:
