@@ -123,12 +123,16 @@ class _Cells:
 
 
 def _mask(scores: torch.Tensor, spans: Sequence[Span], masks: torch.Tensor) -> None:
-    """Unpack the bitmasks [N, ceil(vocab / 32)] of the spans' rows and put forbidden tokens at minus infinity."""
-    bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    """Put what the bitmasks [N, ceil(vocab / 32)] of the spans' rows forbid at minus infinity.
+
+    A table turns each byte into eight summands, which is several times faster than picking bits apart.
+    """
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    summands = torch.zeros(256, 8).masked_fill_(bits == 0, -math.inf).to(scores.device)
     for span in spans:
         packed = masks[span.row : span.row + span.count].contiguous().view(torch.uint8).to(scores.device)
-        forbidden = ((packed[:, :, None] >> bits) & 1).view(span.count, -1)[:, : scores.shape[1]] == 0
-        scores[span.at : span.at + span.count].masked_fill_(forbidden, -math.inf)
+        rows = summands.index_select(0, packed.view(-1).int()).view(span.count, -1)
+        scores[span.at : span.at + span.count] += rows[:, : scores.shape[1]]
 
 
 def _repetition(scores: torch.Tensor, spans: Sequence[Span]) -> None:
