@@ -34,23 +34,16 @@ class Outcome:
     error: PhloemError | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """A step's samples, possibly still on their way on the device."""
 
     tokens: torch.Tensor  # [N] int64, on the logits' device: a valid token id for every row, whatever its outcome
-
-    def __init__(
-        self,
-        tokens: torch.Tensor,
-        best: torch.Tensor,
-        logits: torch.Tensor,
-        masks: torch.Tensor | None,
-        spans: list[Span],
-        work: _Work | None,
-    ) -> None:
-        self.tokens = tokens
-        self._best = best  # [N] score that won each row; not finite where something is wrong
-        self._logits, self._masks, self._spans, self._work = logits, masks, spans, work
+    _best: torch.Tensor  # [N] score that won each row; not finite where something is wrong
+    _logits: torch.Tensor
+    _masks: torch.Tensor | None
+    _spans: list[Span]
+    _work: _Work | None
 
     def outcomes(self) -> list[Outcome]:
         """One outcome per segment, in order. Waits for the device; called once, when the step is committed."""
@@ -156,10 +149,7 @@ class Sampler:
         groups = self._group(spans, masks)
         touched = [span for group in groups for span in group]
         plain = len(touched) < len(spans)
-        if plain or not spans:
-            best, tokens = noise.winners(logits)
-        else:
-            best, tokens = logits.new_empty(len(logits)), logits.new_empty(len(logits), dtype=torch.int64)
+        best, tokens = noise.winners(logits if plain else logits[:, :1])  # without plain rows all are overwritten
         work = None
         if touched:
             work, own_best, own_tokens = self._filter(logits, groups, masks)
