@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,13 +137,20 @@ def hf_folder(name: str) -> Path:
     source = Path(real_path(name))
     folder = Path.home() / ".cache" / "phloem" / "reference" / name
     if not (folder / "complete").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))  # renamed when whole: several processes may be here at once
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         model.hf_quantizer = None  # the weights are plain floats now; transformers would refuse to save them
         del model.config.quantization_config
-        model.save_pretrained(folder)
-        transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-        (folder / "complete").touch()
+        model.save_pretrained(made)
+        transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(made)
+        (made / "complete").touch()
+        if (folder / "complete").exists():
+            shutil.rmtree(made)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
     return folder
 
 
