@@ -20,7 +20,7 @@ from .metrics import Metrics
 from .middleware import ApiKey, BodyLimit, CountAnswers
 
 
-class Engine(Protocol):
+class Monitored(Protocol):
     """What the application asks about the engine behind the gate; `Supervisor` is one."""
 
     restarts: int
@@ -41,7 +41,7 @@ class AbortBody(BaseModel):
 
 def create_app(
     gate: Gate,
-    engine: Engine,
+    engine: Monitored,
     apis: Sequence[Api],
     *,
     config: dict[str, Any],
@@ -83,7 +83,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _probes(gate: Gate, engine: Engine) -> APIRouter:
+def _probes(gate: Gate, engine: Monitored) -> APIRouter:
     """For load balancers and process managers; neither route touches the model process."""
     router = APIRouter(tags=["server"])
 

@@ -44,6 +44,11 @@ class Choice:
 
 async def merged(service: Service, calls: Sequence[GenerateCall]) -> AsyncGenerator[tuple[int, Event], None]:
     """Events of all calls as they come, each with its call's index. The first error ends all; so does closing."""
+    if len(calls) == 1:  # the common case needs no second queue and no task
+        async with aclosing(service.submit(calls[0])) as events:
+            async for event in events:
+                yield 0, event
+        return
     queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
 
     async def pump(index: int, call: GenerateCall) -> None:
