@@ -33,34 +33,51 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {
             "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
             },
-            "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
         },
     ),
     "mistral": ("mistral", {"sliding_window": WINDOW, "head_dim": 24}),
     "qwen2": ("qwen2", {"use_sliding_window": False}),
     "qwen3": ("qwen3", {"head_dim": 24}),
     "qwen3_moe": ("qwen3_moe", {"head_dim": 24, "norm_topk_prob": True, **_MOE}),
-    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
-                          "layer_types": _ALTERNATE}),
+    "gemma2": (
+        "gemma2",
+        {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0, "layer_types": _ALTERNATE},
+    ),
     "gemma3": ("gemma3_text", {**_GEMMA, "layer_types": _ALTERNATE}),
     "phi3": ("phi3", {"sliding_window": WINDOW, "partial_rotary_factor": 0.5}),
     "gpt_neox": ("gpt_neox", {"rotary_pct": 0.25}),
     "olmo2": ("olmo2", {}),
-    "granite": ("granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1,
-                            "logits_scaling": 2.0}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1, "logits_scaling": 2.0},
+    ),
     "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.25}),
-    "cohere2": ("cohere2", {"sliding_window": WINDOW, "layer_types": _ALTERNATE, "head_dim": 16,
-                            "logit_scale": 0.5}),
+    "cohere2": ("cohere2", {"sliding_window": WINDOW, "layer_types": _ALTERNATE, "head_dim": 16, "logit_scale": 0.5}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": False}),
     "gpt2": ("gpt2", _GPT2),
     "bloom": ("bloom", {"n_head": HEADS, "n_layer": LAYERS}),  # ALiBi
     "mpt": ("mpt", {"d_model": HIDDEN, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": CONTEXT}),  # ALiBi
-    "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW,
-                            "layer_types": _ALTERNATE, "head_dim": 16}),  # attention sinks
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "layer_types": _ALTERNATE,
+            "head_dim": 16,
+        },
+    ),  # attention sinks
 }
 
 
@@ -75,9 +92,17 @@ def make_tiny_model(arch: str, folder: Path) -> Path:
 
     model_type, extra = ARCHITECTURES[arch]
     sizes = {
-        "vocab_size": 512, "hidden_size": HIDDEN, "intermediate_size": 128, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": CONTEXT,
-        "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": False,
+        "vocab_size": 512,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": CONTEXT,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "tie_word_embeddings": False,
     }
     config = transformers.AutoConfig.for_model(model_type, **(sizes | extra))
     with torch.random.fork_rng(devices=[]):
@@ -111,8 +136,12 @@ def write_tokenizer(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>",
-        "clean_up_tokenization_spaces": False, "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "</s>",
+        "clean_up_tokenization_spaces": False,
+        "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
