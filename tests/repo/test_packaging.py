@@ -35,7 +35,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def sources(folder: str) -> set[str]:
     """Python files of a source folder, relative to it; the links to other source folders are not followed."""
     skip = ("plugins/", "server/") if folder == "core" else ()
-    files = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*.py")}
+    files = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp")}
     return {name for name in files if not name.startswith(skip or "//")}
 
 
@@ -54,7 +54,7 @@ def test_wheel_has_every_module_once(archives: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(archives[0]).namelist()
     assert len(names) == len(set(names))
     expected = {f"{place}/{name}" for folder, place in PLACES.items() for name in sources(folder)}
-    packed = {name for name in names if name.endswith(".py")}
+    packed = {name for name in names if name.endswith((".py", ".cpp"))}
     assert packed == expected
     assert "phloem/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -9,6 +9,7 @@ from phloem.interfaces import AttentionStep
 
 from .config import Arch
 from .linear import Linear
+from .packed import Gemm, PackedLinear
 from .weights import Weights
 
 
@@ -46,6 +47,13 @@ class Layer:
         if self.q_norm is not None and self.k_norm is not None:
             rows = [self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)]
             self.head_norms = torch.cat(rows)
+
+    def pack(self, gemm: Gemm) -> None:
+        """Take packed matrices in place of the torch ones, one at a time: memory holds one of them twice."""
+        self.qkv = PackedLinear(gemm, self.qkv)
+        self.out = PackedLinear(gemm, self.out)
+        self.gate_up = PackedLinear(gemm, self.gate_up)
+        self.down = PackedLinear(gemm, self.down)
 
     def __call__(self, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: AttentionStep) -> torch.Tensor:
         """h [T, hidden] -> [T, hidden], in place. cos, sin [T, 1, D] as `rotate` wants them."""

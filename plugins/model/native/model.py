@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import Batch
-from phloem.errors import ModelError
+from phloem.errors import ModelError, PluginError
 from phloem.interfaces import AttentionStep, PluginContext
 from phloem.model_spec import LayerSpec, ModelSpec
 
@@ -18,11 +20,14 @@ from .._spec import choose_dtype, state_groups
 from .config import Arch, read_arch
 from .layers import Layer
 from .linear import Linear
+from .packed import Gemm, PackedLinear
 from .rope import Rope
 from .weights import Weights
 
 if TYPE_CHECKING:
     from .._source import ModelSource
+
+log = logging.getLogger(__name__)
 
 
 class NativeModel:
@@ -32,9 +37,12 @@ class NativeModel:
     capabilities = frozenset({"tree_mask"})
 
     class Options(BaseModel):
-        """No options."""
+        """How its matrices are multiplied."""
 
-        model_config = ConfigDict(frozen=True, extra="forbid")
+        model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+        product: Literal["auto", "packed", "torch"] = "auto"
+        """`packed`: a C++ kernel for float32 on CPUs; `auto` takes it where it applies and compiles, else `torch`."""
 
     def __init__(self, options: Options, context: PluginContext) -> None:
         """Loads `context.extras["path"]` in `context.dtype` on `context.device`; raises ModelError."""
@@ -47,17 +55,43 @@ class NativeModel:
         self._dtype = choose_dtype(context.dtype, self._device, source.config)
         self.spec = make_spec(arch, source, self._dtype)
         weights = Weights(self._dtype, self._device)
-        self._embedding = weights.matrix({"model.embed_tokens.weight": arch.vocab_size}, arch.hidden)
+        embedding = weights.matrix({"model.embed_tokens.weight": arch.vocab_size}, arch.hidden)
         self._layers = [Layer(arch, i, weights) for i in range(len(arch.layers))]
         self._norm = weights.vector({"model.norm.weight": arch.hidden}, arch.family.norm_offset)
-        head = self._embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
+        head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
         self._head = Linear(head)
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
         tied = ("lm_head.weight",) if arch.tied else ()
         with torch.inference_mode():
             weights.fill(source.tensors(), ignore=(".rotary_emb.inv_freq", *tied))
             for layer in self._layers:
                 layer.finish()
+            self._pack(options.product)
         self._rotations = {layer.rope: layer.rope.inverse_frequencies(arch.head_dim) for layer in arch.layers}
+
+    def _pack(self, product: str) -> None:
+        """Replace the matrices by packed ones, where asked for and possible."""
+        if product == "torch":
+            return
+        applies = self._device.type == "cpu" and self._dtype == torch.float32
+        if product == "packed" and not applies:
+            raise ModelError(
+                f"model.product: packed is for float32 on a CPU, not {self._dtype} on {self._device.type}",
+                hint="say auto, or dtype: float32",
+            )
+        if applies:
+            try:
+                gemm = Gemm()
+            except PluginError as error:
+                if product == "packed":
+                    raise
+                log.warning("matrix products run on torch, several times slower for few rows: %s", error)
+                return
+            for layer in self._layers:
+                layer.pack(gemm)
+            self._head = head = PackedLinear(gemm, self._head)
+            if self.arch.tied:
+                self._embed = head.rows
 
     @classmethod
     def supports(cls, path: str) -> str | None:
@@ -73,7 +107,7 @@ class NativeModel:
     def forward(self, batch: Batch, attend: AttentionStep) -> torch.Tensor:
         """[T, hidden] after the last norm."""
         arch = self.arch
-        h = F.embedding(batch.tokens, self._embedding)
+        h = self._embed(batch.tokens)
         if arch.family.scale_embedding:
             # rounded to the weights' dtype, as the family is trained
             h *= torch.tensor(arch.hidden**0.5, dtype=self._dtype).item()

@@ -1,0 +1,62 @@
+"""Compiles a C++ source of this package once per machine, into the user's cache folder, and loads it with ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from phloem.errors import PluginError
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+TIMEOUT_S = 120
+
+
+def load(source: Path, cache: Path | None = None) -> ctypes.CDLL:
+    """The compiled library of `source`; a few seconds the first time, milliseconds after. Called once per process.
+
+    Raises PluginError saying what is missing. Loading torch first lets both share torch's OpenMP runtime.
+    """
+    folder = cache or Path.home() / ".cache" / "phloem" / "kernels"
+    built = folder / f"{source.stem}-{_key(source)}.so"
+    if built.exists():
+        try:
+            return ctypes.CDLL(str(built))
+        except OSError:  # a damaged file: build it anew
+            built.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    _compile(source, built)
+    return ctypes.CDLL(str(built))
+
+
+def _key(source: Path) -> str:
+    """Changes with the source, the flags and the processor, so that a cache folder may be shared by machines."""
+    info = Path("/proc/cpuinfo")
+    flags = [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))][:2]
+    parts = (source.read_text(), *FLAGS, platform.machine(), platform.processor(), *flags) if info.exists() else ()
+    return hashlib.sha256("\n".join(parts or (source.read_text(), platform.machine())).encode()).hexdigest()[:16]
+
+
+def _compile(source: Path, target: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise PluginError("there is no C++ compiler (g++ or clang++)", hint="install one, e.g. `apt install g++`")
+    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    os.close(handle)
+    try:
+        done = subprocess.run(
+            [compiler, *FLAGS, str(source), "-o", name], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise PluginError(f"{compiler} cannot compile {source.name}: {lines[0]}", hint="update the compiler")
+        os.replace(name, target)  # atomic: another process never loads half a file
+    except subprocess.TimeoutExpired as error:
+        raise PluginError(f"{compiler} took more than {TIMEOUT_S} s for {source.name}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
