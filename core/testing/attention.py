@@ -84,6 +84,7 @@ class NaiveStep:
 
 
 TREE = Draft((5, 6, 7, 8, 9), (-1, 0, 0, -1, 1))
+LATE = Draft((5, 6, 7, 8), (-1, -1, 1, 2))  # a path whose nodes lie later than they are deep
 Past = tuple[int, int, Draft | None]  # tokens before the step, tokens of the step, draft
 CASES: dict[str, Sequence[Past]] = {
     "one token": [(0, 1, None)],
@@ -93,7 +94,7 @@ CASES: dict[str, Sequence[Past]] = {
     "decode": [(n, 1, None) for n in (1, 70, 2, 33, 33, 17, 5, 64)],
     "mixed": [(31, 1, None), (0, 18, None), (12, 9, None), (64, 1, None), (12, 9, None), (2, 2, None)],
     "trees": [(20, 1, TREE), (3, 1, Draft.chain((5, 6, 7))), (20, 1, TREE.truncated(3)), (0, 4, TREE)],
-    "trees in company": [(40, 1, None), (17, 1, TREE), (0, 6, None), (25, 1, TREE), (9, 1, TREE)],
+    "trees in company": [(40, 1, None), (17, 1, TREE), (0, 6, LATE), (25, 1, TREE), (9, 1, TREE), (9, 1, LATE)],
 }
 
 
@@ -105,7 +106,7 @@ class AttentionSuite(PluginSuite):
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("page_size", [1, 4, 16])
-    @pytest.mark.parametrize("window", [None, 1, 5, 16])
+    @pytest.mark.parametrize("window", [None, 1, 2, 5, 16])
     def test_mask_and_pages(self, case: str, page_size: int, window: int | None) -> None:
         """Every mix of segments, over pages and windows."""
         self._compare(CASES[case], page_size=page_size, window=window)
