@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from test_native_model import assert_equal_on_text, hf, logits_of, random_sequen
 from phloem.errors import ModelError
 from phloem.interfaces import PluginContext
 from phloem.plugins.model._hf import refusals
-from phloem.plugins.model._hf.bridge import MaskRule
-from phloem.plugins.model._hf.probe import window_of
+from phloem.plugins.model._hf.bridge import Bridge, MaskRule, register
+from phloem.plugins.model._hf.probe import examine, window_of
+from phloem.plugins.model._hf.runner import Runner
 from phloem.plugins.model.native import NativeModel
 from phloem.plugins.model.transformers import TransformersModel
 from phloem.testing.model import ModelSuite
@@ -96,18 +98,11 @@ def test_the_probe_refuses_too(arch: str, reason: str, tiny_model: TinyModel, mo
         load(tiny_model(arch))
 
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 RECURRENT: dict[str, tuple[dict[str, Any], str]] = {
-    "mamba": ({"state_size": 8, "num_hidden_layers": 2}, "0 of its 2 layers attend through"),
-    "lfm2": (
-        {
-            "layer_types": ["conv", "full_attention"],
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "block_auto_adjust_ff_dim": False,
-        },
-        "layers of kind conv are not attention",
-    ),
+    "mamba": ({"state_size": 8}, "0 of its 2 layers attend through"),
+    "lfm2": ({"layer_types": ["conv", "full_attention"], **HEADS}, "layers of kind conv are not attention"),
+    "diffllama": (HEADS, "its 2 layers attend 4 times"),
 }
 
 
@@ -117,7 +112,7 @@ def test_state_outside_attention_is_refused(model_type: str, tmp_path: Path) -> 
     import transformers
 
     extra, reason = RECURRENT[model_type]
-    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128}
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     config = transformers.AutoConfig.for_model(model_type, **sizes, **extra)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     support.write_tokenizer(tmp_path)
@@ -153,6 +148,14 @@ def test_windows_are_read_off_masks() -> None:
         window_of(rule(lambda q, k: (k <= q) & (q // 8 == k // 8)), 100)
     with pytest.raises(ModelError, match="masks of its own"):
         window_of(torch.zeros(1, 1, 3, 3), 100)
+
+
+def test_a_context_length_is_needed(tiny_model: TinyModel) -> None:
+    model = hf(tiny_model("llama"))
+    register()
+    bridge = Bridge(model)
+    with pytest.raises(ModelError, match="does not say how long a context may be"):
+        examine(Runner(model, bridge), bridge, SimpleNamespace(num_hidden_layers=3))
 
 
 def test_missing_weights_are_named(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -127,11 +127,14 @@ def examine(runner: Runner, bridge: Bridge, config: Any) -> list[LayerFacts]:
         raise
     except Exception as error:  # such code works on the masks itself, and meets a `MaskRule` instead
         raise ModelError(f"it does not attend through transformers' attention interface ({error!r})") from error
-    if len(recorder.layers) != layers:
+    calls = len(recorder.layers)
+    if calls < layers:
         raise ModelError(
-            f"{len(recorder.layers)} of its {layers} layers attend through transformers' attention interface; "
+            f"{calls} of its {layers} layers attend through transformers' attention interface; "
             "the others keep state of their own or compute attention themselves"
         )
+    if calls > layers:
+        raise ModelError(f"its {layers} layers attend {calls} times, and phloem keeps one K and V for each layer")
     if context_length is None:
         raise ModelError("its config does not say how long a context may be (max_position_embeddings)")
     _compare(first, expected[0], runner.dtype, "its attention is not plain attention")

@@ -83,6 +83,11 @@ class _Replay(torch.nn.Module):
     hidden: torch.Tensor  # [1, N, hidden]
     kind: Callable[..., Any]
 
+    @property
+    def decoder(self) -> _Replay:
+        """Some heads call the decoder inside the decoder."""
+        return self
+
     def forward(self, *_: Any, **__: Any) -> Any:
         """Whatever it is called with."""
         return self.kind(last_hidden_state=self.hidden)
