@@ -1,6 +1,7 @@
-"""`python -m phloem`."""
+"""`python -m phloem`: the console script, found by metadata, since the core knows no command."""
 
-from .cli import main
+from importlib.metadata import distribution
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    (script,) = distribution("phloem").entry_points.select(group="console_scripts", name="phloem")
+    raise SystemExit(script.load()())

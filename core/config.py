@@ -138,13 +138,6 @@ def load_config(
     return _resolve(layers, env, problems)
 
 
-def load_target(target: str | None, *, sets: Sequence[str] = ()) -> Config:
-    """What commands take as CONFIG|MODEL: a YAML file, or a model with the defaults; None is all defaults."""
-    if target is None or target.endswith((".yaml", ".yml")):
-        return load_config(target, sets=sets)
-    return load_config(sections={"model": {"path": target}}, sets=sets)
-
-
 def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -> Config:
     normalise(layers, problems)
     exact = _exact_model(layers, Registry(), problems)

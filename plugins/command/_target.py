@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from phloem import Engine
-from phloem.config_layers import set_layer
-from phloem.errors import ConfigError
+from phloem.config import Config, load_config
 
 
 def add_target(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -19,12 +18,13 @@ def add_target(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
     )
 
 
+def load_target(target: str | None, *, sets: Sequence[str] = ()) -> Config:
+    """What commands take as CONFIG|MODEL: a YAML file, or a model with the defaults; None is all defaults."""
+    if target is None or target.endswith((".yaml", ".yml")):
+        return load_config(target, sets=sets)
+    return load_config(sections={"model": {"path": target}}, sets=sets)
+
+
 def open_engine(target: str, sets: Sequence[str]) -> Engine:
     """An engine for the target; loads the model."""
-    if target.endswith((".yaml", ".yml")):
-        return Engine.from_yaml(target, sets=sets)
-    problems: list[str] = []
-    layer = set_layer(sets, problems)
-    if problems:
-        raise ConfigError(problems)
-    return Engine(target, **layer.data)
+    return Engine.from_config(load_target(target, sets=sets))

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from phloem.config import Config, load_target
+from phloem.config import Config
 from phloem.config_yaml import KeyPath
 
 from ._reference import reference, schema
-from ._target import add_target
+from ._target import add_target, load_target
 
 
 class ConfigCommand:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from phloem.config import load_config, load_target, plugin_sections
+from phloem.config import load_config, plugin_sections
 from phloem.errors import ConfigError
 from phloem.registry import AUTO
 
@@ -20,7 +20,7 @@ from ._checks import (
     check_python,
     check_torch,
 )
-from ._target import add_target
+from ._target import add_target, load_target
 
 SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from phloem import Engine, SamplingParams
-from phloem.cli import main
 from phloem.config import load_config
+from phloem.plugins.command.main import main
 from phloem.registry import Registry
 
 ROOT = Path(__file__).parents[2]

@@ -115,7 +115,7 @@ def test_entry_point_resolves(group: str, name: str, target: str) -> None:
 def test_help_imports_no_torch() -> None:
     program = (
         "import sys, json\n"
-        "from phloem.cli import main\n"
+        "from phloem.plugins.command.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         "print('\\n' + json.dumps(sorted(m for m in sys.modules if '.' not in m)))"
     )

@@ -46,7 +46,7 @@ def test_a_mistake_is_located(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_the_line_that_mends_it(missing: str) -> None:
     program = (
         f"import sys\nsys.modules[{missing!r}] = None\n"
-        "from phloem.cli import main\nsys.exit(main(['serve', 'nothing', '--port', '0']))"
+        "from phloem.plugins.command.main import main\nsys.exit(main(['serve', 'nothing', '--port', '0']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr

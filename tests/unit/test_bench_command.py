@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from phloem.cli import main
 from phloem.plugins.command._load import Shape, prompts, quantile
+from phloem.plugins.command.main import main
 
 
 @pytest.fixture

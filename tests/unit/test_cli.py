@@ -12,7 +12,7 @@ import jsonschema_rs  # schemathesis brings it
 import pytest
 from toy_plugins import distribution, policy_file
 
-from phloem.cli import main
+from phloem.plugins.command.main import main
 
 COMMANDS = ("serve", "run", "chat", "bench", "plugins", "config", "doctor")
 
@@ -26,7 +26,7 @@ def phloem(*arguments: str, stdin: str = "", **kwargs: Any) -> subprocess.Comple
 def imported_by(arguments: list[str]) -> set[str]:
     """Top-level modules that a call leaves imported."""
     program = (
-        "import sys, io, contextlib\nfrom phloem.cli import main\n"
+        "import sys, io, contextlib\nfrom phloem.plugins.command.main import main\n"
         f"with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    main({arguments!r})\n"
         "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
     )

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from toy_plugins import policy_file
 
-from phloem.config import Config, load_config, load_target
+from phloem.config import Config, load_config
 from phloem.config_sections import AttentionPair, parse_size
 from phloem.errors import ConfigError
+from phloem.plugins.command._target import load_target
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from toy_plugins import distribution
 
-from phloem.cli import main
 from phloem.config import load_config
 from phloem.plugins.command._checks import check_memory, check_plugins, gpu_vendor, judge_torch
+from phloem.plugins.command.main import main
 
 
 @pytest.mark.parametrize(

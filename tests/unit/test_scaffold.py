@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from phloem.cli import main
 from phloem.plugins.command._templates import BODIES
+from phloem.plugins.command.main import main
 from phloem.registry import KINDS, Registry
 
 

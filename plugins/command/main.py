@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Protocol
 
-from .errors import ConfigError, PhloemError, PluginError
-from .registry import Registry, did_you_mean
+from phloem.errors import ConfigError, PhloemError, PluginError
+from phloem.registry import Registry, did_you_mean
 
 # Summaries of the built-in commands, so that help needs no import; third parties' commands show their distribution.
 _HELP = {
