@@ -67,7 +67,10 @@ class NativeModel:
             for layer in self._layers:
                 layer.finish()
             self._pack(options.product)
-        self._rotations = {layer.rope: layer.rope.inverse_frequencies(arch.head_dim) for layer in arch.layers}
+        self._rotations: dict[Rope, tuple[torch.Tensor, float]] = {}
+        for rope in {layer.rope for layer in arch.layers}:
+            frequencies, factor = rope.inverse_frequencies(arch.head_dim)
+            self._rotations[rope] = (frequencies.to(self._device), factor)
 
     def _pack(self, product: str) -> None:
         """Replace the matrices by packed ones, where asked for and possible."""
@@ -128,7 +131,7 @@ class NativeModel:
         """cos and sin of a step, [T, 1, D], once for all layers that share a rotation."""
         tables = {}
         for rope, (frequencies, factor) in self._rotations.items():
-            angles = positions[:, None].float() * frequencies.to(positions.device)
+            angles = positions[:, None].float() * frequencies
             cos, sin = angles.cos() * factor, angles.sin() * factor
             cos, sin = torch.cat([cos, cos], 1)[:, None], torch.cat([-sin, sin], 1)[:, None]
             tables[rope] = (cos.to(self._dtype), sin.to(self._dtype))
