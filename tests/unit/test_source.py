@@ -264,6 +264,23 @@ def test_gguf_strange_tensors_are_refused(tiny_model: Tiny, tmp_path: Path) -> N
         open_source(str(file))
 
 
+def test_gguf_senseless_metadata(tiny_model: Tiny, tmp_path: Path) -> None:
+    file = convert(tiny_model("llama"), tmp_path / "m.gguf", "llama")
+    key = b"llama.block_count\x04\x00\x00\x00"
+    assert file.read_bytes().count(key) == 1
+    (tmp_path / "n.gguf").write_bytes(file.read_bytes().replace(key + b"\x03", key + b"\xff"))
+    with pytest.raises(ModelError, match="claims 255 layers and has 30 tensors"):
+        open_source(str(tmp_path / "n.gguf"))
+    wide = convert(
+        tiny_model("llama"),
+        tmp_path / "w.gguf",
+        "llama",
+        extra=lambda w: w.add_string("llama.attention.sliding_window", "x"),
+    )
+    with pytest.raises(ModelError, match="metadata that make no sense: ValueError"):
+        open_source(str(wide))
+
+
 def test_gguf_unknown_architecture(tmp_path: Path) -> None:
     close(gguf.GGUFWriter(tmp_path / "m.gguf", "mamba"))
     with pytest.raises(ModelError, match="holds the architecture 'mamba'; GGUF files of llama, qwen2"):

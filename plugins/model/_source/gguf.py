@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +32,9 @@ class GgufSource:
         self.path, self.name = str(path), served_name(str(path))
         self._progress = progress
         self._file = GgufFile(path)
-        self.config = config_from_gguf(self._file)
-        self.eos_token_ids = eos_ids(self._file)
+        with _understood(path):
+            self.config = config_from_gguf(self._file)
+            self.eos_token_ids = eos_ids(self._file)
         self._arch = str(self._file.metadata["general.architecture"])
         self._names = self._checked_names()
 
@@ -42,7 +44,8 @@ class GgufSource:
 
     @cached_property
     def _tokenizer(self) -> TokenizerData:
-        return tokenizer_from_gguf(self._file)
+        with _understood(Path(self.path)):
+            return tokenizer_from_gguf(self._file)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All tensors, dequantised to float32, one at a time."""
@@ -74,3 +77,15 @@ class GgufSource:
             some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise ModelError(f"{self.path} lacks the tensors {some}", hint="copy or download the file again")
         return names
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Metadata of the wrong type or size fail in many ways, all of which mean that the file is not what it seems."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ModelError(
+            f"{path} has metadata that make no sense: {type(error).__name__}: {error}",
+            hint="copy or download the file again",
+        ) from error

@@ -96,12 +96,15 @@ def _common(keys: _Keys) -> dict[str, Any]:
         raise ModelError(f"{keys.file.path}: keys and values have different widths, which {keys.arch} models cannot")
     if int(keys.get("rope.dimension_count", head_dim)) != head_dim:
         raise ModelError(f"{keys.file.path}: rotary embedding over a part of the head, which {keys.arch} models lack")
+    layers = int(keys.need("block_count"))
+    if not 0 < layers <= len(keys.file.tensors):
+        raise ModelError(f"{keys.file.path} claims {layers} layers and has {len(keys.file.tensors)} tensors")
     ids = {name: keys.file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _ID_KEYS.items()}
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": int(keys.need("feed_forward_length")),
-        "num_hidden_layers": int(keys.need("block_count")),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": int(keys.need("attention.head_count_kv", heads)),
         "head_dim": head_dim,

@@ -94,6 +94,8 @@ class GgufFile:
                 f"{self.path}: tensor {name} has the unknown ggml type {kind}",
                 hint='a newer gguf library may know it: pip install --upgrade "phloem[gguf]"',
             ) from error
+        if not all(shape) or (shape or (1,))[-1] % block:
+            raise self._damaged(f"tensor {name} has the shape {shape}, which is not made of blocks of {block}")
         return int(prod(shape)) // int(block) * int(size)
 
     def _damaged(self, why: str) -> ModelError:
