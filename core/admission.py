@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .errors import ContextError, RequestError
-from .interfaces import Grammar, LogitsProcessor, Matcher
+from .interfaces import Grammar, LogitsProcessor, Matcher, Policy
+from .memory import MemoryPlan
 from .messages import GenerateCall
 from .model_spec import ModelSpec
 from .request import Request
@@ -14,34 +16,26 @@ from .text import TextStream
 from .tokenizer import Tokenizer
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
     """Refuses at arrival what can never be served, with the parameter's name; used on the loop's thread."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        tokenizer: Tokenizer,
-        *,
-        max_total_tokens: int,
-        why_max: str,
-        policy: tuple[str, frozenset[str]],
-        grammar: Grammar | None,
-        processors: Mapping[str, LogitsProcessor],
-        seed: int | None,
-    ) -> None:
-        self.spec, self.tokenizer = spec, tokenizer
-        self.max_total_tokens, self.why_max = max_total_tokens, why_max
-        self.policy_name, self.policy_capabilities = policy
-        self.grammar, self.processors = grammar, processors
-        self._seed = seed  # makes unseeded calls reproducible, one after another
-        self._arrivals = 0
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    memory: MemoryPlan
+    policy_name: str
+    policy: Policy
+    grammar: Grammar | None
+    processors: Mapping[str, LogitsProcessor]
+    seed: int | None  # makes unseeded calls reproducible, one after another
+    _arrivals: int = field(default=0, init=False)
 
     def requests(self, call: GenerateCall) -> list[Request]:
         """The call's choices, ready to queue. Raises RequestError."""
         self._check_prompt(call)
         self._check_features(call)
         params = call.params
-        asked = self.max_total_tokens if params.max_tokens is None else len(call.prompt) + params.max_tokens
+        asked = self.memory.max_total_tokens if params.max_tokens is None else len(call.prompt) + params.max_tokens
         matcher = self._matcher(call)
         seed = params.seed if params.seed is not None else self._draw_seed()
         stop_ids = frozenset(params.stop_token_ids) | (
@@ -60,9 +54,9 @@ class Admission:
         return made
 
     def _draw_seed(self) -> int:
-        if self._seed is None:
+        if self.seed is None:
             return secrets.randbits(63)
-        return (self._seed * 0x9E3779B97F4A7C15 + self._arrivals) & (2**63 - 1)
+        return (self.seed * 0x9E3779B97F4A7C15 + self._arrivals) & (2**63 - 1)
 
     def _check_prompt(self, call: GenerateCall) -> None:
         if not call.prompt:
@@ -71,13 +65,13 @@ class Admission:
         if low < 0 or high >= self.spec.vocab_size:
             bad = low if low < 0 else high
             raise RequestError(f"token {bad} is outside the vocabulary of {self.spec.vocab_size}", param="prompt")
-        length, most = len(call.prompt), self.max_total_tokens
+        length, most = len(call.prompt), self.memory.max_total_tokens
         want = call.params.max_tokens
         if length + (want or 1) > most:
             asked = "at least 1 of output" if want is None else f"max_tokens {want}"
             raise ContextError(
                 f"prompt of {length} tokens + {asked} = {length + (want or 1)} exceeds the limit of {most} tokens "
-                f"({self.why_max})",
+                f"({self.memory.why_max})",
                 hint="shorten the prompt or lower max_tokens",
                 param="prompt" if length + 1 > most else "max_tokens",
             )
@@ -86,7 +80,7 @@ class Admission:
         params = call.params
         if call.adapter is not None and "adapters" not in self.spec.capabilities:
             raise RequestError(f"adapter {call.adapter!r} is not available: this model has none", param="adapter")
-        if call.priority != 0 and "priority" not in self.policy_capabilities:
+        if call.priority != 0 and "priority" not in self.policy.capabilities:
             raise RequestError(
                 f"priority {call.priority} cannot be honoured: schedule policy {self.policy_name!r} ignores it",
                 hint="choose a schedule policy that reads priorities, or leave priority at 0",

@@ -15,6 +15,7 @@ from .config_sections import AttentionPair
 from .drafting import Drafting
 from .errors import ConfigError
 from .executor import Executor, SplitAttention
+from .filters import needs_tokens
 from .hooks import ObserverSet
 from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
@@ -64,32 +65,21 @@ def build_parts(config: Config) -> Parts:
     policy = make("schedule", config.schedule)
 
     def host_bound(request: Request) -> bool:
-        params = request.params
-        needs_text = params.penalised or bool(params.logits_processors) or request.matcher is not None
-        return needs_text or drafting.active(request)
+        return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
 
     limits = Limits(config.schedule.max_tokens_per_step, config.schedule.chunk, rows, config.schedule.max_waiting)
     scheduler = Scheduler(ledger, policy, limits, drafting.propose, host_bound, config.engine.draft_tokens)
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     attention = _attention(config, make)
-    executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead=ahead)
-    admission = Admission(
-        model.spec,
-        tokenizer,
-        max_total_tokens=limit,
-        why_max=memory.why_max,
-        policy=(config.schedule.use, policy.capabilities),
-        grammar=make("grammar", config.grammar),
-        processors=processors,
-        seed=config.engine.seed,
-    )
+    executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
+    grammar = make("grammar", config.grammar)
+    seed, policy_name = config.engine.seed, config.schedule.use
+    admission = Admission(model.spec, tokenizer, memory, policy_name, policy, grammar, processors, seed)
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
-    observers = ObserverSet.from_observers([(section.use, make("observer", section)) for section in config.observers])
-    return Parts(
-        admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, memory.text,
-        _chosen(config), config.engine.check,
-    )  # fmt: skip
+    observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
+    check, split = config.engine.check, memory.text
+    return Parts(admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, split, check)
 
 
 def _device(config: Config) -> torch.device:
@@ -116,14 +106,6 @@ def _attention(config: Config, make: Any) -> Attention:
         return SplitAttention(make("attention", section.prefill), make("attention", section.decode))
     made: Attention = make("attention", section)
     return made
-
-
-def _chosen(config: Config) -> dict[str, str]:
-    """The plugins in use, by config section, for the banner."""
-    single = {"model": config.model.use, "cache": config.cache.use, "schedule": config.schedule.use}
-    single["grammar"] = config.grammar.use
-    lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
-    return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
 
 
 def _served_name(path: str) -> str:

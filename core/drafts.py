@@ -79,10 +79,6 @@ class Draft:
         probs = None if self.probs is None else self.probs[:keep]
         return Draft(self.tokens[:keep], self.parents[:keep], probs)
 
-    def is_chain(self) -> bool:
-        """True if every node has at most one child."""
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
-
 
 def merge(drafts: Sequence[Draft], budget: int) -> Draft:
     """One tree from several drafters' proposals, earlier drafters first, cut to `budget` nodes.

@@ -115,13 +115,13 @@ class Engine:
         collectors = {c.call_id: Collector(c.prompt, c.params.n) for c in calls}
         try:
             for made in calls:
-                self._open(made, inbox.put)
+                self.open_call(made, inbox.put)
             while not all(collector.done for collector in collectors.values()):
                 event = inbox.get()
                 collectors[event.call_id].add(event)
         finally:
             for call_id, collector in collectors.items():
-                self._close_call(call_id, abort=not collector.done)
+                self.close_call(call_id, abort=not collector.done)
         results = [collector.result for collector in collectors.values()]
         return results[0] if single else results
 
@@ -131,13 +131,13 @@ class Engine:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         collector = Collector(made.prompt, made.params.n)
         try:
-            self._open(made, inbox.put)
+            self.open_call(made, inbox.put)
             while not collector.done:
                 event = inbox.get()
                 collector.add(event)
                 yield _delta(event, collector)
         finally:
-            self._close_call(made.call_id, abort=not collector.done)
+            self.close_call(made.call_id, abort=not collector.done)
 
     async def agenerate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
         """`generate` for asyncio. Cancelling it aborts the calls."""
@@ -170,7 +170,7 @@ class Engine:
 
     def service(self) -> LocalService:
         """This engine behind core's program interface."""
-        return LocalService(self.core, self._tokenizer, self._open, self._close_call)
+        return LocalService(self)
 
     # --- inspection
 
@@ -211,14 +211,14 @@ class Engine:
         call_id = f"{self._prefix}-{next(self._ids)}"
         return GenerateCall(call_id=call_id, prompt=ids, params=params or SamplingParams(), stream=stream, **call)
 
-    def _open(self, call: GenerateCall, sink: Sink) -> None:
+    def open_call(self, call: GenerateCall, sink: Sink) -> None:
         with self._lock:
             if self._closed:
                 raise EngineDeadError("the engine is closed")
             self._sinks[call.call_id] = sink
         self.core.submit(call)
 
-    def _close_call(self, call_id: str, *, abort: bool) -> None:
+    def close_call(self, call_id: str, *, abort: bool) -> None:
         """Stop listening to a call; `abort` it if it is not done."""
         self._sinks.pop(call_id, None)
         if abort:

@@ -50,30 +50,22 @@ class SplitAttention:
         return chosen.prepare(batch, kv)
 
 
+@dataclass(eq=False)
 class Executor:
     """Owns the device side of the loop. With `ahead`, work runs on a thread (a stream, on a GPU) in launch order."""
 
-    def __init__(
-        self,
-        model: Model,
-        attention: Attention,
-        kv: KVStore,
-        table: SlotTable,
-        sampler: Sampler,
-        device: torch.device,
-        *,
-        ahead: bool,
-    ) -> None:
-        self.model, self.attention, self.kv, self.table, self.sampler = model, attention, kv, table, sampler
-        self.device = device
-        rows = table.slots[0].shape[0]
-        self._last = torch.zeros(rows, dtype=torch.int64, device=device)  # each row's newest sampled token
-        self._worker = ThreadPoolExecutor(1, "phloem-step") if ahead else None
+    model: Model
+    attention: Attention
+    kv: KVStore
+    table: SlotTable
+    sampler: Sampler
+    device: torch.device
+    ahead: bool  # steps are launched before the one before is committed
 
-    @property
-    def ahead(self) -> bool:
-        """Steps are launched before the one before is committed."""
-        return self._worker is not None
+    def __post_init__(self) -> None:
+        rows = self.table.slots[0].shape[0]
+        self._last = torch.zeros(rows, dtype=torch.int64, device=self.device)  # each row's newest sampled token
+        self._worker = ThreadPoolExecutor(1, "phloem-step") if self.ahead else None
 
     def close(self) -> None:
         """Stop the worker thread."""

@@ -82,11 +82,7 @@ _Baked = tuple[tuple[_Observer, Callable[..., Any]], ...]
 class ObserverSet:
     """The observers of one engine. One that raises is logged by name, and switched off after `MAX_ERRORS` times."""
 
-    def __init__(self, hooks: dict[str, _Baked]) -> None:
-        self._hooks = hooks
-
-    @classmethod
-    def from_observers(cls, observers: Sequence[tuple[str, Any]]) -> ObserverSet:
+    def __init__(self, observers: Sequence[tuple[str, Any]]) -> None:
         """Bake (name, observer) pairs, called in this order. PluginError for a misspelt hook, or one without hooks."""
         manager = pluggy.PluginManager("phloem")
         manager.add_hookspecs(ObserverHooks)
@@ -104,7 +100,7 @@ class ObserverSet:
             for hook in sorted(h.name for h in manager.get_hookcallers(observer) or () if h.name not in names):
                 raise PluginError(f"observer '{name}' implements '{hook}', no such hook {did_you_mean(hook, names)}")
         manager.check_pending()
-        hooks: dict[str, _Baked] = {}
+        self._hooks: dict[str, _Baked] = {}
         for name in names:
             baked = []
             for implementation in reversed(getattr(manager.hook, name).get_hookimpls()):
@@ -113,8 +109,7 @@ class ObserverSet:
                 function = implementation.function
                 call = function if implementation.argnames else lambda *_, function=function: function()
                 baked.append((by_plugin[implementation.plugin_name], call))
-            hooks[name] = tuple(baked)
-        return cls(hooks)
+            self._hooks[name] = tuple(baked)
 
     def start(self, info: ServiceInfo) -> None:
         """The engine is ready."""

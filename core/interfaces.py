@@ -97,23 +97,18 @@ class Cache(Protocol):
     @classmethod
     def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
         """The pools this cache wants for a model. Called once, before the pools exist."""
-        ...
 
     def match(self, tokens: array[int], limit: int, namespace: Namespace) -> Match:
         """Longest cached prefix of tokens[:limit]. May split nodes and refresh recency; protects nothing."""
-        ...
 
     def peek(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
         """Length that `match` would find. Changes nothing; called for waiting requests when `version` moved."""
-        ...
 
     def lease(self, match: Match) -> Lease:
         """Protect a match's path from eviction until `release`."""
-        ...
 
     def slots(self, lease: Lease) -> tuple[IntArray, ...]:
         """Per group, the slots of the leased tokens in order, [lease.length] each."""
-        ...
 
     def publish(
         self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
@@ -124,31 +119,24 @@ class Cache(Protocol):
         caller's copies of what it had already, consumes `lease` and returns a longer (or equal) one. Slots beyond the
         new lease's length stay the caller's.
         """
-        ...
 
     def release(self, lease: Lease) -> None:
         """End a lease: undoes exactly what making it did, across splits."""
-        ...
 
     def evict(self, slots: int, group: int = 0) -> int:
         """Free at least `slots` slots of a group into its pool if that many are evictable; returns how many."""
-        ...
 
     def counts(self) -> tuple[CacheCounts, ...]:
         """Per group, evictable and protected slots. O(1); called every step."""
-        ...
 
     def reset(self) -> None:
         """Drop everything that is not leased."""
-        ...
 
     def check(self) -> None:
         """Verify internal invariants at any size; raises AssertionError. Tests call it each step."""
-        ...
 
     def owned_pages(self) -> list[set[int]]:
         """Per group, the pages the cache owns. Only for `check()`: walks everything."""
-        ...
 
 
 class Eviction(Protocol):
@@ -156,7 +144,6 @@ class Eviction(Protocol):
 
     def key(self, node: EvictionNode) -> Any:
         """Comparable key of a node; evaluated when the node is pushed on the heap and re-checked when popped."""
-        ...
 
 
 class EvictionNode(Protocol):
@@ -187,11 +174,9 @@ class Policy(Protocol):
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         """The waiting requests, best first: a permutation. Called once per step in which something may start."""
-        ...
 
     def victim(self, running: Sequence[Request]) -> Request | None:
         """Whom to retract when slots run out; None leaves it to the core (latest arrival)."""
-        ...
 
 
 # --- kind "attention" --------------------------------------------------------------------------------------------
@@ -216,7 +201,6 @@ class AttentionStep(Protocol):
         `window`: a query sees itself and the `window - 1` positions before. `softcap`: scores become
         softcap * tanh(score / softcap).
         """
-        ...
 
 
 class Attention(Protocol):
@@ -224,7 +208,6 @@ class Attention(Protocol):
 
     def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
         """Metadata of a step, once; no work is left for each layer but the arithmetic."""
-        ...
 
 
 # --- kind "model" ------------------------------------------------------------------------------------------------
@@ -249,15 +232,12 @@ class Model(Protocol):
     @classmethod
     def supports(cls, path: str) -> str | None:
         """None if this plugin can serve the model at `path` (a folder or GGUF file) exactly, else the reason."""
-        ...
 
     def forward(self, batch: Batch, attend: AttentionStep) -> torch.Tensor:
         """Final hidden states of all query tokens, [T, hidden], after the last norm. Calls `attend` once a layer."""
-        ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Output head on chosen rows: [N, hidden] -> float32 [N, vocab_size]."""
-        ...
 
 
 # --- kind "spec" -------------------------------------------------------------------------------------------------
@@ -283,11 +263,9 @@ class Drafter(Protocol):
 
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
         """At most `budget` nodes continuing context.tokens, or None. Called once per decode segment and step."""
-        ...
 
     def forget(self, request_id: str) -> None:
         """The request has ended. Called once."""
-        ...
 
 
 # --- kind "grammar" ----------------------------------------------------------------------------------------------
@@ -298,23 +276,18 @@ class Matcher(Protocol):
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """Write the allowed-token bitmask into row [ceil(vocab / 32)], bit t % 32 of word t // 32 set = allowed."""
-        ...
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False (state unchanged) if the grammar forbids it."""
-        ...
 
     def rollback(self, tokens: int) -> None:
         """Take back the last `tokens` accepted tokens."""
-        ...
 
     def is_complete(self) -> bool:
         """True when nothing but the end may follow."""
-        ...
 
     def fork(self) -> Matcher:
         """An independent copy of the state."""
-        ...
 
 
 class Grammar(Protocol):
@@ -322,7 +295,6 @@ class Grammar(Protocol):
 
     def compile(self, params: SamplingParams) -> Matcher:
         """A matcher at its start. Raises RequestError naming what cannot be enforced."""
-        ...
 
 
 # --- kind "sampler" ----------------------------------------------------------------------------------------------
@@ -346,11 +318,9 @@ class LogitsProcessor(Protocol):
 
     def validate(self, arguments: dict[str, Any]) -> None:
         """Raise RequestError if a request's arguments are wrong. Called at arrival."""
-        ...
 
     def process(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> None:
         """Edit logits [len(rows), vocab] in place."""
-        ...
 
 
 # --- kind "api" and the program interface ------------------------------------------------------------------------
@@ -382,19 +352,15 @@ class Service(Protocol):
 
         Raises RequestError, QueueFullError or EngineDeadError (on the first `anext` at the latest).
         """
-        ...
 
     async def abort(self, call_id: str) -> bool:
         """Abort exactly this call; False if unknown."""
-        ...
 
     async def stats(self) -> dict[str, Any]:
         """The engine's counters."""
-        ...
 
     async def flush_cache(self) -> None:
         """Drop everything cached that no request uses."""
-        ...
 
 
 class Api(Protocol):
@@ -402,11 +368,3 @@ class Api(Protocol):
 
     def router(self, service: Service) -> APIRouter:
         """The routes. Called once, before the model is loaded: read `service.info` and `.tokenizer` in a request."""
-        ...
-
-
-# --- kind "observer" ---------------------------------------------------------------------------------------------
-
-
-class Observer(Protocol):
-    """Kind `observer`. Any subset of the hooks in `phloem.hooks`, marked with `hookimpl`."""

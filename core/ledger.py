@@ -30,7 +30,6 @@ class Ledger:
         self.kv = kv
         self.shares = shares  # the cache promises that a published prefix can be matched
         self.page_size = pools[0].page_size
-        self.capacity_limit = min(pool.total for pool in pools)
         self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
         self.evicted = 0
 

@@ -45,7 +45,6 @@ class Parts:
     info: ServiceInfo
     tokenizer_data: TokenizerData
     memory: str  # the memory split with its arithmetic, for the banner
-    plugins: dict[str, str]  # "cache.radix" -> version, for the banner
     check: bool
 
 
@@ -59,7 +58,7 @@ class EngineCore:
         self.counters = Counters()
         self.progress: tuple[int, float] = (0, time.monotonic())
         self._calls: dict[str, list[Request]] = {}
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ahead: Launched | None = None  # overlap: the step whose results are not committed yet
         self._events: list[Event] = []
         self._stopping = False
@@ -80,11 +79,7 @@ class EngineCore:
 
     def abort(self, call_id: str) -> None:
         """Cancel exactly this call, wherever it is; unknown ids are ignored."""
-
-        def work() -> None:
-            self.abort_now(call_id)
-
-        self._inbox.put(work)
+        self._inbox.put(lambda: self.abort_now(call_id))
 
     def invoke(self, function: Callable[[EngineCore], T]) -> Future[T]:
         """Run `function` between two steps, on the loop's thread."""

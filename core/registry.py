@@ -106,11 +106,18 @@ class Registry:
     def resolve(self, kind: str, use: str) -> Any:
         """What `load` returns, not held to the contract of a kind: commands are such objects."""
         label = f"{kind} plugin '{use}'"
-        if ".py:" in use or use.endswith(".py"):
-            return _from_file(label, use)
-        found = None if ":" in use else self.find(kind, use)
-        module, _, attribute = (found.target if found else use).partition(":")
-        return _attribute(label, _import(label, module, found), attribute)
+        local = ".py:" in use or use.endswith(".py")
+        found = None if local or ":" in use else self.find(kind, use)
+        target = found.target if found else use
+        name, _, attribute = target.rpartition(":") if ":" in target else (target, "", "")
+        file = Path(name).resolve()
+        if local and not file.is_file():
+            raise PluginError(f"{label}: there is no file {file}", hint="paths are relative to the configuration file")
+        try:
+            module = _from_file(file) if local else importlib.import_module(name)
+        except Exception as error:
+            raise PluginError(f"{label} cannot be imported: {_why(error)}", hint=_repair(error, found)) from error
+        return _attribute(label, module, attribute)
 
     def resolve_auto(self, kind: str, path: str) -> type[Any]:
         """The plugin that `use: auto` means for the model at `path`; PluginError lists why each one declined."""
@@ -149,26 +156,13 @@ def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any
         raise PluginError(f"{kind} plugin '{use}' failed to start: {type(error).__name__}: {error}") from error
 
 
-def _from_file(label: str, use: str) -> Any:
-    name, _, attribute = use.rpartition(":") if ".py:" in use else (use, "", "")
-    file = Path(name).resolve()
+def _from_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"phloem_local_{file.stem}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise PluginError(f"{label}: there is no file {file}", hint="paths are relative to the configuration file")
+    assert spec is not None and spec.loader is not None, "the name ends in .py"  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pydantic look their own module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise PluginError(f"{label} cannot be imported: {_why(error)}", hint=_repair(error, None)) from error
-    return _attribute(label, module, attribute)
-
-
-def _import(label: str, module: str, found: Found | None) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:
-        raise PluginError(f"{label} cannot be imported: {_why(error)}", hint=_repair(error, found)) from error
+    spec.loader.exec_module(module)
+    return module
 
 
 def _attribute(label: str, module: ModuleType, attribute: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from .messages import GenerateCall, TokenLogprob
@@ -29,6 +30,7 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """Mutable state of one choice. Written by the scheduler and the loop only, on the loop's thread.
 
@@ -36,85 +38,54 @@ class Request:
     [0, lease.length) belong to the cache and are locked by `lease`, the rest, up to `capacity` slots, to the request.
     """
 
-    __slots__ = (
-        "arrival",
-        "arrival_s",
-        "cached_tokens",
-        "call",
-        "capacity",
-        "choice",
-        "computed",
-        "deferred",
-        "drafters_off",
-        "error",
-        "finish_reason",
-        "first_token_s",
-        "future",
-        "id",
-        "in_flight",
-        "last_token_s",
-        "lease",
-        "limit",
-        "logprobs",
-        "matched",
-        "matched_version",
-        "matcher",
-        "namespace",
-        "params",
-        "prompt_len",
-        "prompt_logprobs",
-        "prompt_logprobs_done",
-        "reported",
-        "retractions",
-        "row",
-        "seed",
-        "state",
-        "stop_ids",
-        "stop_reason",
-        "text",
-        "tokens",
-    )
+    call: GenerateCall
+    choice: int
+    _: KW_ONLY
+    seed: int
+    limit: int  # most tokens of prompt + output
+    arrival: int  # sequence number: orders requests, never repeats
+    id: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    namespace: Namespace = field(init=False)
+    tokens: array[int] = field(init=False)
+    prompt_len: int = field(init=False)
+    arrival_s: float = field(init=False)
+    state: State = State.WAITING
+    stop_ids: frozenset[int] = frozenset()
+    # KV
+    computed: int = 0
+    capacity: int = 0
+    row: int = -1
+    lease: Lease | None = None
+    # scheduling
+    in_flight: int = 0  # tokens of a launched step that is not committed yet (overlap)
+    future: bool = False  # the next input token is still on the device
+    matched: int = 0  # cached tokens at the last look
+    matched_version: int = -1
+    deferred: int = 0  # steps spent waiting for another request's prefix
+    retractions: int = 0
+    cached_tokens: int | None = None
+    first_token_s: float = 0.0  # time.monotonic() of the first and the newest output token
+    last_token_s: float = 0.0
+    # decoding
+    matcher: Matcher | None = None
+    drafters_off: set[str] = field(default_factory=set)
+    text: TextStream | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs_done: bool = False
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: Exception | None = None
+    reported: int = 0  # output tokens the caller has been told of
 
-    def __init__(self, call: GenerateCall, choice: int, *, seed: int, limit: int, arrival: int) -> None:
-        self.call = call
-        self.choice = choice
-        self.id = f"{call.call_id}/{choice}"
-        self.params: SamplingParams = call.params
-        self.namespace = Namespace(call.salt, call.adapter)
-        self.seed = seed
-        self.limit = limit  # most tokens of prompt + output
-        self.arrival = arrival  # sequence number: orders requests, never repeats
-        self.arrival_s = call.arrival_s
-        self.tokens: array[int] = array("i", call.prompt)
-        self.prompt_len = len(call.prompt)
-        self.state = State.WAITING
-        self.stop_ids: frozenset[int] = frozenset()
-        # KV
-        self.computed = 0
-        self.capacity = 0
-        self.row = -1
-        self.lease: Lease | None = None
-        # scheduling
-        self.in_flight = 0  # tokens of a launched step that is not committed yet (overlap)
-        self.future = False  # the next input token is still on the device
-        self.matched = 0  # cached tokens at the last look
-        self.matched_version = -1
-        self.deferred = 0  # steps spent waiting for another request's prefix
-        self.retractions = 0
-        self.cached_tokens: int | None = None
-        self.first_token_s = 0.0  # time.monotonic() of the first and the newest output token
-        self.last_token_s = 0.0
-        # decoding
-        self.matcher: Matcher | None = None
-        self.drafters_off: set[str] = set()
-        self.text: TextStream | None = None
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.prompt_logprobs_done = False
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.error: Exception | None = None
-        self.reported = 0  # output tokens the caller has been told of
+    def __post_init__(self) -> None:
+        self.id = f"{self.call.call_id}/{self.choice}"
+        self.params = self.call.params
+        self.namespace = Namespace(self.call.salt, self.call.adapter)
+        self.tokens = array("i", self.call.prompt)
+        self.prompt_len = len(self.call.prompt)
+        self.arrival_s = self.call.arrival_s
 
     def __repr__(self) -> str:
         return f"<Request {self.id} {self.state.value} {self.computed}/{len(self.tokens)} of {self.limit}>"

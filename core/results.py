@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .errors import (
-    AbortedError,
-    ContextError,
-    EngineDeadError,
-    PhloemError,
-    QueueFullError,
-    RequestError,
-    StepError,
-)
+from . import errors
 from .messages import ErrorInfo, Event, TokenLogprob, Usage
 
 
@@ -105,11 +97,11 @@ class Collector:
             self._open -= 1
 
 
-def as_exception(info: ErrorInfo) -> PhloemError:
+def as_exception(info: ErrorInfo) -> errors.PhloemError:
     """The exception an ErrorInfo was made from."""
-    classes = (RequestError, ContextError, QueueFullError, AbortedError, StepError, EngineDeadError)
-    error = next((cls for cls in classes if cls.kind == info.kind), PhloemError)(
-        info.message, hint=info.hint, param=info.param
-    )
+    refused = (errors.RequestError, errors.ContextError, errors.QueueFullError, errors.AbortedError)
+    classes = (*refused, errors.StepError, errors.EngineDeadError)
+    found: type[errors.PhloemError] = next((cls for cls in classes if cls.kind == info.kind), errors.PhloemError)
+    error = found(info.message, hint=info.hint, param=info.param)
     error.status = info.status
     return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .batch import Plan, Segment
 from .drafts import Draft
@@ -30,9 +30,7 @@ class Limits:
     max_deferred_steps: int = 256  # bound on waiting for another request's prefix
 
 
-Propose = Callable[[Request, int], Draft | None]
-
-
+@dataclass(eq=False)
 class Scheduler:
     """Owns the waiting and running requests. Plans a step; never computes, never samples.
 
@@ -40,28 +38,19 @@ class Scheduler:
     last token on the host (a drafter, a grammar, penalties), which keeps it out of a step launched ahead.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        policy: Policy,
-        limits: Limits,
-        propose: Propose,
-        host_bound: Callable[[Request], bool],
-        draft_tokens: int,
-    ) -> None:
-        self.ledger = ledger
-        self.policy = policy
-        self.limits = limits
-        self.propose = propose
-        self.host_bound = host_bound
-        self.draft_tokens = draft_tokens
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.retractions = 0
-        self.policy_error: Exception | None = None  # raised by the policy in this plan; the loop acts on it
-        self._reads_matches = "matched" in policy.capabilities
-        self._reserve = 0.3  # share of the remaining output that admission keeps free; rises when it was too low
-        self._plan = Plan()  # the one being made
+    ledger: Ledger
+    policy: Policy
+    limits: Limits
+    propose: Callable[[Request, int], Draft | None]
+    host_bound: Callable[[Request], bool]
+    draft_tokens: int
+    waiting: list[Request] = field(default_factory=list, init=False)
+    running: list[Request] = field(default_factory=list, init=False)
+    retractions: int = field(default=0, init=False)
+    policy_error: Exception | None = field(default=None, init=False)  # raised by the policy in this plan; the loop acts
+    # Share of the remaining output that admission keeps free; rises when it was too low.
+    _reserve: float = field(default=0.3, init=False)
+    _plan: Plan = field(default_factory=Plan, init=False)  # the one being made
 
     # --- arrivals and departures
 
@@ -201,7 +190,7 @@ class Scheduler:
         return len(self.running) < self.limits.max_running and self._plan.rows < self.limits.max_tokens_per_step
 
     def _ordered(self) -> Sequence[Request]:
-        if self._reads_matches:
+        if "matched" in self.policy.capabilities:
             for request in self.waiting:
                 self.ledger.peek(request)
         ordered = list(self.policy.order(self.waiting))

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .interfaces import ServiceInfo
 from .messages import Event, GenerateCall
 from .results import as_exception
-from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .loop import EngineCore
+    from .tokenizer import Tokenizer
 
 Sink = Callable[[Event], None]
 T = TypeVar("T")
 
 
-class CloseCall(Protocol):
-    """Stop listening to a call, and abort it if it is not done."""
-
-    def __call__(self, call_id: str, *, abort: bool) -> None: ...
-
-
 class LocalService:
     """Implements `phloem.interfaces.Service`. Made by `Engine.service()`; usable from any asyncio loop."""
 
-    def __init__(
-        self, core: EngineCore, tokenizer: Tokenizer, open_call: Callable[[GenerateCall, Sink], None], close: CloseCall
-    ) -> None:
-        self._core, self._tokenizer = core, tokenizer
-        self._open, self._close = open_call, close
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._core = engine, engine.core
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._tokenizer
+        return self._engine.tokenizer
 
     @property
     def info(self) -> ServiceInfo:
@@ -52,7 +44,7 @@ class LocalService:
         def receive(event: Event) -> None:
             loop.call_soon_threadsafe(inbox.put_nowait, event)
 
-        self._open(call, receive)
+        self._engine.open_call(call, receive)
         try:
             while left:
                 event = await inbox.get()
@@ -61,7 +53,7 @@ class LocalService:
                 left -= event.finish_reason is not None
                 yield event
         finally:
-            self._close(call.call_id, abort=left > 0)
+            self._engine.close_call(call.call_id, abort=left > 0)
 
     async def abort(self, call_id: str) -> bool:
         """Abort exactly this call; False if it is not running."""

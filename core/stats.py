@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from typing import Any
 
 from .batch import StepStats
@@ -22,11 +23,7 @@ class Histogram:
     def add(self, value: float) -> None:
         """Record one value in seconds."""
         self.total += value
-        for i, bound in enumerate(LATENCY_BUCKETS_S):
-            if value <= bound:
-                self.counts[i] += 1
-                return
-        self.counts[-1] += 1
+        self.counts[bisect_left(LATENCY_BUCKETS_S, value)] += 1
 
     def snapshot(self) -> dict[str, Any]:
         """Plain data: bucket counts (not cumulated) and the sum of values."""

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -23,6 +23,9 @@ from phloem.interfaces import ServiceInfo, TokenizerData
 from phloem.messages import ErrorInfo, Event, GenerateCall
 
 from .wire import Abort, Ask, Beat, Boot, Events, Failed, Message, Ready, Reply, Stop, Submit, decode_command, encode
+
+if TYPE_CHECKING:
+    from phloem.config import Config
 
 T = TypeVar("T")
 STATS_WAIT_S = 0.02  # an idle loop answers at once
@@ -168,8 +171,17 @@ def _load(config: dict[str, Any]) -> Loaded:
     from phloem.config import Config
     from phloem.loop import EngineCore
 
-    core = EngineCore.from_config(Config.from_dict(config))
-    return core, core.parts.memory, core.parts.plugins
+    resolved = Config.from_dict(config)
+    core = EngineCore.from_config(resolved)
+    return core, core.parts.memory, _chosen(resolved)
+
+
+def _chosen(config: Config) -> dict[str, str]:
+    """The plugins in use, by config section, for the banner."""
+    single = {"model": config.model.use, "cache": config.cache.use, "schedule": config.schedule.use}
+    single["grammar"] = config.grammar.use
+    lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
+    return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
 
 
 if __name__ == "__main__":

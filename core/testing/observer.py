@@ -67,12 +67,12 @@ class ObserverSuite(PluginSuite):
 
     def test_hooks_exist(self) -> None:
         """Every method marked with `hookimpl` is a hook, and there is at least one."""
-        ObserverSet.from_observers([("under test", self.make())])
+        ObserverSet([("under test", self.make())])
 
     @pytest.mark.parametrize("steps", [0, 1, 100])
     def test_survives_a_life(self, steps: int, caplog: pytest.LogCaptureFixture) -> None:
         """Start, steps of all sorts, finished and aborted requests, stop: nothing raises."""
-        observers = ObserverSet.from_observers([("under test", self.make())])
+        observers = ObserverSet([("under test", self.make())])
         with caplog.at_level(logging.ERROR, logger="phloem.hooks"):
             observers.start(INFO)
             for i in range(steps):

@@ -28,7 +28,7 @@ logging.basicConfig(stream=sys.stderr, format="%(message)s")
 config = load_config(sys.argv[1], env={})
 policy = build("schedule", config.schedule, PluginContext("schedule", "x", model=TOY_SPEC))
 rule = build("eviction", config.cache.eviction, PluginContext("eviction", "x"))
-observers = ObserverSet.from_observers(
+observers = ObserverSet(
     [(s.use, build("observer", s, PluginContext("observer", s.use))) for s in config.observers]
 )
 observers.step(StepStats(step=1, forward_s=99.0))

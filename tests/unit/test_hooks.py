@@ -48,7 +48,7 @@ class Failing:
 
 def test_a_life_is_observed() -> None:
     observer = fake()
-    observers = ObserverSet.from_observers([("fake", observer)])
+    observers = ObserverSet([("fake", observer)])
     stats = StepStats(step=3)
     request = waiting_request(0, prompt=5)
     request.tokens.extend([7, 8])
@@ -67,14 +67,14 @@ def test_a_life_is_observed() -> None:
 
 def test_order_is_the_configurations() -> None:
     calls: list[str] = []
-    observers = ObserverSet.from_observers([(name, Recorder(name, calls)) for name in ("b", "a", "c")])
+    observers = ObserverSet([(name, Recorder(name, calls)) for name in ("b", "a", "c")])
     observers.step(StepStats())
     assert calls == ["b", "a", "c"]
 
 
 def test_one_that_raises_is_named_then_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     failing, good = Failing(), fake()
-    observers = ObserverSet.from_observers([("leaky", failing), ("good", good)])
+    observers = ObserverSet([("leaky", failing), ("good", good)])
     with caplog.at_level(logging.ERROR, logger="phloem.hooks"):
         for step in range(MAX_ERRORS + 5):
             observers.step(StepStats(step=step))
@@ -87,14 +87,14 @@ def test_one_that_raises_is_named_then_switched_off(caplog: pytest.LogCaptureFix
 
 def test_two_of_a_kind_fail_apart() -> None:
     one, two = Failing(), Failing()
-    observers = ObserverSet.from_observers([("same", one), ("same", two)])
+    observers = ObserverSet([("same", one), ("same", two)])
     for _ in range(9):
         observers.step(StepStats())
     assert (one.calls, two.calls) == (MAX_ERRORS, MAX_ERRORS)
 
 
 def test_nobody_listens_nothing_is_made() -> None:
-    observers = ObserverSet.from_observers([])
+    observers = ObserverSet([])
     request: Any = object()  # no summary is made of it
     observers.request(request)
     observers.step(StepStats())
@@ -108,7 +108,7 @@ def test_misspelt_hook() -> None:
     with pytest.raises(
         PluginError, match=r"observer 'typo' implements 'stepp', no such hook \(did you mean 'step'\?\)"
     ):
-        ObserverSet.from_observers([("typo", Misspelt())])
+        ObserverSet([("typo", Misspelt())])
 
 
 def test_misspelt_argument() -> None:
@@ -117,12 +117,12 @@ def test_misspelt_argument() -> None:
         def step(self, statz: StepStats) -> None: ...
 
     with pytest.raises(PluginError, match=r"observer 'typo': .*'statz'"):
-        ObserverSet.from_observers([("typo", Misspelt())])
+        ObserverSet([("typo", Misspelt())])
 
 
 def test_no_hook_at_all() -> None:
     with pytest.raises(PluginError, match="observer 'mute' has no hook") as error:
-        ObserverSet.from_observers([("mute", object())])
+        ObserverSet([("mute", object())])
     assert "hookimpl" in str(error.value)
 
 
@@ -133,13 +133,13 @@ def test_wrappers_are_refused() -> None:
             return (yield)
 
     with pytest.raises(PluginError, match="hooks cannot be wrappers"):
-        ObserverSet.from_observers([("wrap", Wrapper())])
+        ObserverSet([("wrap", Wrapper())])
 
 
 def test_jsonl_writes_a_line_per_step_and_request(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     options = JsonlObserver.Options(path=str(path))
-    observers = ObserverSet.from_observers([("jsonl", JsonlObserver(options, PluginContext("observer", "jsonl")))])
+    observers = ObserverSet([("jsonl", JsonlObserver(options, PluginContext("observer", "jsonl")))])
     observers.start(INFO)
     observers.step(StepStats(step=1, forward_tokens=9, plan_s=0.25, build_s=0.5))
     request = waiting_request(4)
