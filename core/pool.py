@@ -35,7 +35,9 @@ class SlotPool:
     def alloc(self, slots: int) -> IntArray | None:
         """Take `slots` slots (a multiple of the page size), in page order; None if there are not enough."""
         pages = slots // self.page_size
-        assert pages * self.page_size == slots, f"{slots} is not a multiple of the page size {self.page_size}"
+        assert slots >= 0 and pages * self.page_size == slots, (
+            f"{slots} is not a multiple of the page size {self.page_size}"
+        )
         if pages > self._count:
             return None
         taken = self._free[self._count - pages : self._count][::-1]
@@ -51,10 +53,11 @@ class SlotPool:
         if not len(slots):
             return
         pages = slots if self.page_size == 1 else slots[:: self.page_size] // self.page_size
-        assert len(pages) * self.page_size == len(slots), "only whole pages can be released"
+        whole = len(pages) * self.page_size == len(slots) and not (slots[:: self.page_size] % self.page_size).any()
+        assert whole, "only whole pages can be released"
         end = self._count + len(pages)
         assert end <= len(self._free), "more slots released than exist: a double free"
-        self._free[self._count : end] = pages
+        self._free[self._count : end] = pages[::-1]  # so that the next alloc gives them in order again
         self._count = end
 
     def free_set(self) -> set[int]:

@@ -212,7 +212,7 @@ class Scheduler:
         for other in self.running:
             if other.computed >= other.prompt_len or other.namespace != request.namespace:
                 continue  # what it published is in the tree already, and `peek` saw it
-            shared = common_prefix(request.tokens, other.tokens, min(limit, other.prompt_len))
+            shared = common_prefix(request.tokens, other.tokens, 0, min(limit, other.prompt_len))
             if shared - shared % self.ledger.page_size >= have and other.computed < shared:
                 return True
         return False

@@ -13,9 +13,10 @@ from typing import Any, cast
 import numpy as np
 
 from phloem.batch import IntArray
+from phloem.prefix import common_prefix
 from phloem.request import Namespace
 
-from ._key import PageKey, common_prefix, page_key
+from ._key import PageKey, page_key
 
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from phloem.errors import PluginError
 from phloem.interfaces import EvictionNode, Lease, PluginContext
-from phloem.plugins.cache._key import common_prefix
 from phloem.plugins.cache.eviction import Lru
 from phloem.plugins.cache.radix import RadixCache
 from phloem.pool import SlotPool
+from phloem.prefix import common_prefix
 from phloem.request import Namespace
 
 HERE = Namespace()

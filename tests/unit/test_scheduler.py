@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from phloem.plugins.cache.radix import RadixCache
 from phloem.plugins.schedule.fcfs import Fcfs
 from phloem.plugins.schedule.lpm import Lpm
 from phloem.pool import KVStore, SlotPool
-from phloem.prefix import common_prefix
 from phloem.request import Request, State
 from phloem.scheduler import Limits, Scheduler
 
@@ -205,16 +202,3 @@ def test_random_aborts_at_any_point_return_every_slot() -> None:
     bench.drain()
     bench.ledger.cache.reset()
     assert bench.ledger.pools[0].free == 160
-
-
-@pytest.mark.parametrize("cut", [0, 1, 15, 16, 17, 47, 48, 49, 500])
-@pytest.mark.parametrize("start", [0, 1, 7])
-def test_common_prefix(cut: int, start: int) -> None:
-    a = array("i", text(0, 500))
-    b = array("i", a)
-    if cut < 500:
-        b[cut] += 1
-    expected: Callable[[int], int] = lambda limit: min(limit, cut)  # noqa: E731
-    for limit in (10, 48, 500, 900):
-        if start <= expected(limit):
-            assert common_prefix(a, b, limit, start) == expected(limit)
