@@ -35,9 +35,8 @@ class SlotPool:
     def alloc(self, slots: int) -> IntArray | None:
         """Take `slots` slots (a multiple of the page size), in page order; None if there are not enough."""
         pages = slots // self.page_size
-        assert slots >= 0 and pages * self.page_size == slots, (
-            f"{slots} is not a multiple of the page size {self.page_size}"
-        )
+        assert slots >= 0, f"{slots} slots asked for"
+        assert pages * self.page_size == slots, f"{slots} is not a multiple of the page size {self.page_size}"
         if pages > self._count:
             return None
         taken = self._free[self._count - pages : self._count][::-1]
