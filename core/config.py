@@ -10,28 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any, ClassVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, create_model
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from . import config_sections as s
-from .config_layers import (
-    LISTS,
-    SECTIONS,
-    SLOTS,
-    Layer,
-    argument_layer,
-    default_layer,
-    env_layer,
-    get,
-    normalise,
-    set_layer,
-    unknown_variables,
-    yaml_layer,
-)
+from .config_layers import LISTS, NAMES, SLOTS, Layer, get, read_layers
 from .config_yaml import KeyPath, Mark, dotted
 from .errors import ConfigError, PluginError
 from .registry import AUTO, Registry, did_you_mean
@@ -60,7 +46,7 @@ class Config(BaseSettings):
         cls, settings_cls: type[BaseSettings], *_: PydanticBaseSettingsSource, **__: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The layers, highest first, instead of pydantic's own sources."""
-        return tuple(_LayerSource(settings_cls, layer.data) for layer in reversed(cls.layers))
+        return tuple(InitSettingsSource(settings_cls, layer.data) for layer in reversed(cls.layers))
 
     def dump(self) -> dict[str, Any]:
         """Every resolved value as plain data; secrets show their source only."""
@@ -68,20 +54,12 @@ class Config(BaseSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data from which another process rebuilds this very configuration, places of values included."""
-        keys = ("name", "data", "base")
-        return {
-            "layers": [
-                {key: getattr(layer, key) for key in keys} | {"marks": [[list(p), *m] for p, m in layer.marks.items()]}
-                for layer in self.layers
-            ]
-        }
+        return {"layers": [asdict(layer) for layer in self.layers]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> Config:
         """The configuration that `to_dict` described; plugins are loaded, and secrets read, again."""
-        layers = [
-            Layer(i["name"], i["data"], {tuple(p): Mark(*m) for p, *m in i["marks"]}, i["base"]) for i in data["layers"]
-        ]
+        layers = TypeAdapter(list[Layer]).validate_python(data["layers"])
         return _resolve(layers, os.environ if env is None else env, [])
 
     def origin(self, path: KeyPath) -> tuple[str, Mark | None]:
@@ -93,22 +71,9 @@ class Config(BaseSettings):
 
         The engine calls it for what is known only after loading: the model, and an attention chosen by `auto`.
         """
-        problems = list(_requirement_problems(self, kind, name, capabilities))
+        problems = list(_unmet(self, {kind: [(name, capabilities, (kind,))]}))
         if problems:
             raise ConfigError(problems)
-
-
-class _LayerSource(PydanticBaseSettingsSource):
-    def __init__(self, settings_cls: type[BaseSettings], data: dict[str, Any]) -> None:
-        super().__init__(settings_cls)
-        self.data = data
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """One field; pydantic-settings asks for the method, `__call__` gives all at once."""
-        return self.data.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return self.data
 
 
 def load_config(
@@ -125,21 +90,11 @@ def load_config(
     """
     env = os.environ if env is None else env
     problems: list[str] = []
-    layers = [default_layer()]
-    if path is not None:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{path}: cannot read the configuration: {reason}") from error
-        layers.append(yaml_layer(text, str(path), problems))
-    layers += [env_layer(env, problems), argument_layer(sections or {}), set_layer(sets, problems)]
-    problems += unknown_variables(env, layers)
+    layers = read_layers(path, sets, sections or {}, env, problems)
     return _resolve(layers, env, problems)
 
 
 def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -> Config:
-    normalise(layers, problems)
     exact = _exact_model(layers, Registry(), problems)
     try:
         config = exact(**{})
@@ -152,7 +107,7 @@ def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -
         except ValueError as reason:
             problems.append(f"{_where(layers, place)}: {dotted(place)}: {reason}")
     if not problems:
-        problems += _static_requirements(config)
+        problems += _unmet(config, _static_providers(config))
     if problems:
         raise ConfigError(problems)
     return config
@@ -178,16 +133,11 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
         return create_model(base.__name__, __base__=base, __cls_kwargs__={"extra": "allow"})
 
     fields: dict[str, Any] = {}
-    pair = "prefill" in layers[0].data["attention"]
     for path, (kind, base) in SLOTS.items():
-        if path[0] == "attention" and (len(path) == 2) != pair:
+        if "use" not in (get(layers[0].data, path) or ()):  # attention is one kernel or a pair of them
             continue
-        cls = section(path, kind, base)
-        if len(path) == 1:
-            fields[str(path[0])] = cls
-        else:
-            outer = fields.get(str(path[0]), s.AttentionPair)
-            fields[str(path[0])] = _with_fields(outer, {str(path[1]): cls})
+        name, cls = path[0], section(path, kind, base)
+        fields[name] = cls if len(path) == 1 else _with_fields(fields.get(name, s.AttentionPair), {path[1]: cls})
     for name, (kind, base) in LISTS.items():
         items = next(layer.data[name] for layer in reversed(layers) if name in layer.data)
         fields[name] = tuple.__class_getitem__(tuple(section((name, i), kind, base) for i in range(len(items))))
@@ -195,7 +145,6 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
         for i, use in enumerate(uses):
             if use in uses[:i]:  # requests choose a sampler by its name
                 problems.append(f"{_where(layers, (name, i))}: samplers[{i}]: '{use}' is given twice")
-    problems += _api_problems(layers, registry)
     exact: type[Config] = _with_fields(Config, fields)
     exact.layers = tuple(layers)
     return exact
@@ -218,16 +167,6 @@ def _with_fields(outer: type[Any], fields: Mapping[str, Any]) -> type[Any]:
     required: dict[str, Any] = {name: (cls, ...) for name, cls in fields.items()}
     exact: type[Any] = create_model(outer.__name__, __base__=outer, __cls_kwargs__=_NO_SOURCE, **required)
     return exact
-
-
-def _api_problems(layers: Sequence[Layer], registry: Registry) -> Iterator[str]:
-    """Only the server imports `api` plugins; their names are checked here, against metadata."""
-    for layer in layers:
-        names = get(layer.data, ("server", "apis"))
-        for i, name in enumerate(names if isinstance(names, list) else ()):
-            if isinstance(name, str) and ":" not in name and name not in registry.names("api"):
-                where, path = _where(layers, ("server", "apis", i)), f"server.apis[{i}]"
-                yield f"{where}: {path}: no api plugin is named '{name}' {did_you_mean(name, registry.names('api'))}"
 
 
 # --- phase 2: problems are put into words ---------------------------------------------------------------------------
@@ -257,12 +196,12 @@ def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer
             continue
         if kind == "extra_forbidden":
             if len(path) == 1:
-                message = f"unknown section {did_you_mean(str(path[-1]), SECTIONS)}"
+                message = f"unknown section {did_you_mean(str(path[-1]), NAMES)}"
             else:
                 message = f"unknown key {did_you_mean(str(path[-1]), _known_keys(exact, path[:-1]))}"
         elif kind == "missing":
             message = "is required"
-        elif kind != "secret" and isinstance(value, (str, int, float)):
+        elif kind not in ("secret", "plugin") and isinstance(value, (str, int, float)):
             message += f", got {value!r}"
         yield f"{_where(layers, path)}: {dotted(path)}: {message}"
 
@@ -302,33 +241,35 @@ def plugin_sections(config: Config) -> Iterator[tuple[KeyPath, str, s.PluginSect
             yield (name, i), kind, item
 
 
-def _static_requirements(config: Config) -> Iterator[str]:
-    """Requirements that can be judged before anything is built: those on other kinds than the model."""
+# Of each kind: name, capabilities and place of what is chosen.
+_Providers = Mapping[str, Sequence[tuple[str, frozenset[str], KeyPath]]]
+
+
+def _static_providers(config: Config) -> _Providers:
+    """What can be judged before anything is built: the kinds that plugins require something of, except the model."""
     chosen = list(plugin_sections(config))
     wanted = {need.partition(":")[0] for *_, item in chosen for need in getattr(item.plugin, "requires", ())}
+    providers: dict[str, list[tuple[str, frozenset[str], KeyPath]]] = {kind: [] for kind in wanted - {"model"}}
     for path, kind, section in chosen:
-        if kind not in wanted or kind == "model":
-            continue
-        plugin = Registry().load(kind, AUTO[kind][0]) if section.use == "auto" else section.plugin
-        name = AUTO[kind][0] if section.use == "auto" else section.use
-        yield from _requirement_problems(config, kind, name, getattr(plugin, "capabilities", frozenset()), path)
-    for kind in sorted(wanted - {kind for _, kind, _ in chosen}):
-        yield from _requirement_problems(config, kind, "none", frozenset())
+        if kind in providers:
+            auto = section.use == "auto"
+            name = AUTO[kind][0] if auto else section.use
+            plugin = Registry().load(kind, name) if auto else section.plugin
+            providers[kind].append((name, getattr(plugin, "capabilities", frozenset()), path))
+    return {kind: found or [("none", frozenset(), (kind,))] for kind, found in providers.items()}
 
 
-def _requirement_problems(
-    config: Config, kind: str, name: str, capabilities: frozenset[str], target: KeyPath | None = None
-) -> Iterator[str]:
+def _unmet(config: Config, providers: _Providers) -> Iterator[str]:
+    """A problem for each requirement on one of the providers that it does not meet."""
     for path, _, section in plugin_sections(config):
         for need in sorted(getattr(section.plugin, "requires", ())):
-            need_kind, _, capability = need.partition(":")
-            if need_kind != kind or capability in capabilities:
-                continue
-            lines = [_quote(config, where) for where in (path, target or (kind,))]
-            yield (
-                f"{_where(config.layers, path)}: {dotted(path)}: '{section.use}' needs {kind} with {capability}; "
-                f"{kind} '{name}' has none\n    " + "\n    ".join(lines)
-            )
+            kind, _, capability = need.partition(":")
+            for name, capabilities, target in providers.get(kind, ()):
+                if capability not in capabilities:
+                    yield (
+                        f"{_where(config.layers, path)}: {dotted(path)}: '{section.use}' needs {kind} with {capability}"
+                        f"; {kind} '{name}' has none\n    {_quote(config, path)}\n    {_quote(config, target)}"
+                    )
 
 
 def _quote(config: Config, path: KeyPath) -> str:

@@ -8,14 +8,16 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from . import config_sections as s
-from .config_yaml import KeyPath, Mark, dotted, parse_document, parse_value
+from .config_yaml import KeyPath, Mark, dotted, parse_file, parse_value
+from .errors import ConfigError
 
 log = logging.getLogger("phloem.config")
 
-SLOTS: dict[KeyPath, tuple[str, type[s.PluginSection]]] = {
+SLOTS: dict[tuple[str, ...], tuple[str, type[s.PluginSection]]] = {
     ("model",): ("model", s.ModelSection),
     ("cache",): ("cache", s.CacheSection),
     ("cache", "eviction"): ("eviction", s.PluginSection),
@@ -30,7 +32,9 @@ LISTS: dict[str, tuple[str, type[s.PluginSection]]] = {
     "observers": ("observer", s.ObserverSection),
     "samplers": ("sampler", s.SamplerSection),
 }
-SECTIONS = ("model", "cache", "schedule", "grammar", "attention", "engine", "server", *LISTS)
+PLAIN: dict[str, type[s.Section]] = {"engine": s.EngineSection, "server": s.ServerSection}
+SECTIONS = PLAIN | {path[0]: section for path, (_, section) in SLOTS.items() if len(path) == 1}
+NAMES = (*SECTIONS, *LISTS)
 _PREFIX = "PHLOEM_"
 
 
@@ -40,23 +44,34 @@ class Layer:
 
     name: str
     data: dict[str, Any]
-    marks: dict[KeyPath, Mark] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)  # by dotted path
     base: str = ""
 
     def mark(self, path: KeyPath) -> Mark | None:
         """Where this layer gives the value at `path`, or the nearest thing that holds it."""
-        known = (path[:n] for n in range(len(path), 0, -1) if path[:n] in self.marks)
-        return next((self.marks[prefix] for prefix in known), None)
+        known = (self.marks.get(dotted(path[:n])) for n in range(len(path), 0, -1))
+        return next((mark for mark in known if mark), None)
 
 
-def yaml_layer(text: str, name: str, problems: list[str]) -> Layer:
-    """The layer of a configuration file called `name`."""
-    document = parse_document(text, name)
-    problems += document.problems
-    return Layer("yaml", document.data, document.marks, os.path.dirname(os.path.abspath(name)))
+def read_layers(
+    path: str | None, sets: Sequence[str], sections: Mapping[str, Any], env: Mapping[str, str], problems: list[str]
+) -> list[Layer]:
+    """The layers, lowest first, in the long form. Adds problems; raises ConfigError for an unreadable file."""
+    layers = [_default_layer()]
+    if path is not None:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{path}: cannot read the configuration: {reason}") from error
+        layers.append(Layer("yaml", *parse_file(text, str(path), problems), os.path.dirname(os.path.abspath(path))))
+    layers += [_env_layer(env, problems), _argument_layer(sections), _set_layer(sets, problems)]
+    problems += _unknown_variables(env, layers)
+    _normalise(layers, problems)
+    return layers
 
 
-def set_layer(sets: Sequence[str], problems: list[str]) -> Layer:
+def _set_layer(sets: Sequence[str], problems: list[str]) -> Layer:
     """The layer of `--set a.b=value` options; a later one wins."""
     layer = Layer("set", {}, base=os.getcwd())
     for text in sets:
@@ -68,55 +83,49 @@ def set_layer(sets: Sequence[str], problems: list[str]) -> Layer:
     return layer
 
 
-def env_layer(env: Mapping[str, str], problems: list[str]) -> Layer:
-    """The layer of `PHLOEM_SECTION__OPTION` variables; others with that prefix are found by `unknown_variables`."""
+def _env_layer(env: Mapping[str, str], problems: list[str]) -> Layer:
+    """The layer of `PHLOEM_SECTION__OPTION` variables; others with that prefix are found by `_unknown_variables`."""
     layer = Layer("env", {}, base=os.getcwd())
     for name in sorted(env):
         path = tuple(name.removeprefix(_PREFIX).lower().split("__"))
-        if name.startswith(_PREFIX) and path[0] in SECTIONS:
+        if name.startswith(_PREFIX) and path[0] in NAMES:
             _put(layer, path, env[name], Mark(name, f"{name}={env[name]}"), problems)
     return layer
 
 
-def argument_layer(sections: Mapping[str, Any]) -> Layer:
+def _argument_layer(sections: Mapping[str, Any]) -> Layer:
     """The layer of the library's keyword arguments."""
     data = {name: _plain(value) for name, value in sections.items()}
-    layer = Layer("argument", data, base=os.getcwd())
-    layer.marks.update({(name,): Mark(f"argument {name}", f"{name}={value!r}") for name, value in data.items()})
-    return layer
+    marks = {name: Mark(f"argument {name}", f"{name}={value!r}") for name, value in data.items()}
+    return Layer("argument", data, marks, os.getcwd())
 
 
-def default_layer() -> Layer:
+def _default_layer() -> Layer:
     """The lowest layer: it only names plugins; every other default lives on the section or `Options` class."""
-    data: dict[str, Any] = {name: [] for name in LISTS} | {"engine": {}, "server": {}}
-    for path, (_, section) in SLOTS.items():
-        if len(path) == 1:
-            data[str(path[0])] = {"use": section.model_fields["use"].default}
+    data: dict[str, Any] = {name: [] for name in LISTS} | {name: {} for name in PLAIN}
+    data |= {name: {"use": cls.model_fields["use"].default} for name, cls in SECTIONS.items() if name not in PLAIN}
     data["cache"]["eviction"] = {"use": s.CacheSection.model_fields["eviction"].default.use}
     return Layer("default", data)
 
 
-def unknown_variables(env: Mapping[str, str], layers: Iterable[Layer]) -> Iterator[str]:
+def _unknown_variables(env: Mapping[str, str], layers: Iterable[Layer]) -> Iterator[str]:
     """Problems for `PHLOEM_*` variables that set nothing and that no secret refers to."""
     secrets = {source["env"] for layer in layers for _, source in _secrets(layer.data, ()) if "env" in source}
-    types: dict[str, type[s.Section]] = {"engine": s.EngineSection, "server": s.ServerSection}
-    types |= {str(path[0]): section for path, (_, section) in SLOTS.items() if len(path) == 1}
-    options = [(name, option) for name, section in types.items() for option in section.model_fields]
-    known = {name: name for name in SECTIONS} | {f"{name}__{option}": f"{name}__{option}" for name, option in options}
+    options = [(name, option) for name, section in SECTIONS.items() for option in section.model_fields]
+    known = {name: name for name in NAMES} | {f"{name}__{option}": f"{name}__{option}" for name, option in options}
     known |= {option: f"{name}__{option}" for name, option in options}  # PHLOEM_PORT lacks its section
     for name in sorted(env):
         rest = name.removeprefix(_PREFIX).lower()
-        if name.startswith(_PREFIX) and rest.split("__")[0] not in SECTIONS and name not in secrets:
+        if name.startswith(_PREFIX) and rest.split("__")[0] not in NAMES and name not in secrets:
             near = difflib.get_close_matches(rest, known, n=1)
             hint = f"did you mean '{_PREFIX}{known[near[0]].upper()}'?" if near else "expected PHLOEM_SECTION__OPTION"
             yield f"{name}: unknown variable ({hint})"
 
 
-def normalise(layers: Sequence[Layer], problems: list[str]) -> None:
+def _normalise(layers: Sequence[Layer], problems: list[str]) -> None:
     """Rewrite short forms, drop empty sections, make plugin files absolute; `layers` are lowest first."""
     for layer in layers:
-        for name in [name for name, value in layer.data.items() if value is None]:
-            del layer.data[name]
+        layer.data = {name: value for name, value in layer.data.items() if value is not None}
         for path in SLOTS:
             parent = get(layer.data, path[:-1])
             if isinstance(parent, dict) and path[-1] in parent:
@@ -135,9 +144,9 @@ def normalise(layers: Sequence[Layer], problems: list[str]) -> None:
     for path, (_, section) in SLOTS.items():
         _drop_overridden(layers, path, set(section.model_fields))
     for i, layer in enumerate(layers):
-        for path, _ in _secrets(layer.data, ()):  # {env: A} below {file: B} is no mapping of both
+        for place, _ in _secrets(layer.data, ()):  # {env: A} below {file: B} is no mapping of both
             for lower in layers[:i]:
-                if isinstance(held := get(lower.data, path), dict):
+                if isinstance(held := get(lower.data, place), dict):
                     held.clear()
 
 
@@ -204,8 +213,7 @@ def _drop_overridden(layers: Sequence[Layer], path: KeyPath, core_fields: set[st
 
 
 def _put(layer: Layer, path: tuple[str, ...], text: str, mark: Mark, problems: list[str]) -> None:
-    value, found = parse_value(text, mark.place)
-    problems += found
+    value = parse_value(text, mark.place, problems)
     node = layer.data
     for part in path[:-1]:
         inner = node.get(part)
@@ -217,7 +225,7 @@ def _put(layer: Layer, path: tuple[str, ...], text: str, mark: Mark, problems: l
         held.update(value if isinstance(value, dict) else {"use": value})
     else:
         node[path[-1]] = value
-    layer.marks[path] = mark
+    layer.marks[dotted(path)] = mark
 
 
 def _place(layer: Layer, path: KeyPath) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -19,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from .registry import Registry, did_you_mean
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kKmMgGtT])(?:i[bB])?)?")
 _UNITS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -215,6 +218,15 @@ class EngineSection(Section):
     """Verify slot accounting after every step: for tests and bug hunts."""
 
 
+def _known_api(name: str) -> str:
+    """Only the server imports `api` plugins; their names are checked here, against metadata."""
+    known = Registry().names("api")
+    if ":" not in name and name not in known:
+        problem = f"no api plugin is named '{name}' {did_you_mean(name, known)}"
+        raise PydanticCustomError("plugin", "{problem}", {"problem": problem})
+    return name
+
+
 class ServerSection(Section):
     """The HTTP shell."""
 
@@ -222,7 +234,7 @@ class ServerSection(Section):
     """Address to listen on."""
     port: int = Field(default=30000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    apis: tuple[str, ...] = ("openai", "native")
+    apis: tuple[Annotated[str, AfterValidator(_known_api)], ...] = ("openai", "native")
     """Route sets to mount (plugin kind `api`)."""
     api_key: Secret | None = None
     """What clients must send as a bearer token: `{env: NAME}` or `{file: path}`."""

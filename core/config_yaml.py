@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import yaml
@@ -22,51 +21,41 @@ class Mark(NamedTuple):
     text: str
 
 
-@dataclass(slots=True)
-class Document:
-    """One parsed YAML text: data, marks of every key and list item, and everything that is wrong with it."""
+def parse_file(text: str, name: str, problems: list[str]) -> tuple[dict[str, Any], dict[str, Mark]]:
+    """A configuration file's data, and the marks of its keys and list items by dotted path; adds what is wrong.
 
-    name: str
-    data: dict[str, Any] = field(default_factory=dict)
-    marks: dict[KeyPath, Mark] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-
-def parse_document(text: str, name: str) -> Document:
-    """Parse a whole configuration; `name` is what messages call the file."""
-    document = Document(name)
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        document.problems.append(_syntax(error, name))
-        return document
-    if isinstance(node, yaml.MappingNode):
-        document.data = _Builder(document, text.splitlines()).value(node, ())
-    elif node is not None and not (isinstance(node, yaml.ScalarNode) and _scalar(node) is None):
-        document.problems.append(f"{name}:1:1: the configuration must be a mapping of sections")
-    return document
+    `name` is what messages call the file.
+    """
+    reader = _Reader(name, text.splitlines(), problems)
+    data = reader.parse(text)
+    if data is not None and not isinstance(data, dict):
+        problems.append(f"{name}:1:1: the configuration must be a mapping of sections")
+    return data if isinstance(data, dict) else {}, reader.marks
 
 
-def parse_value(text: str, place: str) -> tuple[Any, list[str]]:
-    """A value from an environment variable or `--set`, typed as YAML would; and what is wrong with it."""
-    document = Document(place)
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        return None, [f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}"]
-    if node is None:
-        return None, []
-    value = _Builder(document, text.splitlines()).value(node, ())
-    return value, [f"{place}: {problem.partition(': ')[2]}" for problem in document.problems]
+def parse_value(text: str, place: str, problems: list[str]) -> Any:
+    """A value from an environment variable or `--set`, typed as YAML would; adds what is wrong with it at `place`."""
+    return _Reader(place, None, problems).parse(text)
 
 
-class _Builder:
-    def __init__(self, document: Document, lines: list[str]) -> None:
-        self.document = document
-        self.lines = lines
+class _Reader:
+    def __init__(self, name: str, lines: list[str] | None, problems: list[str]) -> None:
+        self.name = name
+        self.lines = lines  # None: places are `name` alone
+        self.problems = problems
+        self.marks: dict[str, Mark] = {}
         self.seen: set[int] = set()
 
-    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+    def parse(self, text: str) -> Any:
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError as error:
+            mark = self._mark(getattr(error, "problem_mark", None))
+            self.problems.append(f"{mark.place}: not valid YAML: {getattr(error, 'problem', None) or error}")
+            return None
+        return None if node is None else self._value(node, ())
+
+    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
         if id(node) in self.seen:  # an alias: repeats a node, and may repeat itself for ever
             self._problem(node, path, "anchors and aliases are not supported; write the value out")
             return None
@@ -78,34 +67,35 @@ class _Builder:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             for i, item in enumerate(node.value):
-                self.document.marks[(*path, i)] = self._mark(item)
-            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
+                self.marks[dotted((*path, i))] = self._mark(item.start_mark)
+            return [self._value(item, (*path, i)) for i, item in enumerate(node.value)]
         return _scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
+        lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode) or not key_node.value:
-                self._problem(key_node, path, "a key must be a word")
-                continue
             key = str(key_node.value)
             here = (*path, key)
-            if key in data:
-                first = self.document.marks[here].place.split(":")[-2]
-                self._problem(key_node, here, f"duplicate key, first given in line {first}")
-                continue
-            self.document.marks[here] = self._mark(key_node)
-            data[key] = self.value(value_node, here)
+            if not isinstance(key_node, yaml.ScalarNode) or not key:
+                self._problem(key_node, path, "a key must be a word")
+            elif key in data:
+                self._problem(key_node, here, f"duplicate key, first given in line {lines[key]}")
+            else:
+                lines[key] = key_node.start_mark.line + 1
+                self.marks[dotted(here)] = self._mark(key_node.start_mark)
+                data[key] = self._value(value_node, here)
         return data
 
-    def _mark(self, node: yaml.Node) -> Mark:
-        line, column = node.start_mark.line, node.start_mark.column
-        text = self.lines[line].strip() if line < len(self.lines) else ""
-        return Mark(f"{self.document.name}:{line + 1}:{column + 1}", text)
+    def _mark(self, at: yaml.Mark | None) -> Mark:
+        if at is None or self.lines is None:
+            return Mark(self.name, "")
+        text = self.lines[at.line].strip() if at.line < len(self.lines) else ""
+        return Mark(f"{self.name}:{at.line + 1}:{at.column + 1}", text)
 
     def _problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:
         what = f"{dotted(path)}: " if path else ""
-        self.document.problems.append(f"{self._mark(node).place}: {what}{message}")
+        self.problems.append(f"{self._mark(node.start_mark).place}: {what}{message}")
 
 
 def dotted(path: KeyPath) -> str:
@@ -125,12 +115,4 @@ def _scalar(node: yaml.Node) -> Any:
         return _WORDS[text.lower()]
     if _INT.fullmatch(text):
         return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text)
-    return text
-
-
-def _syntax(error: yaml.YAMLError, name: str) -> str:
-    mark = getattr(error, "problem_mark", None)
-    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-    return f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}"
+    return float(text) if _FLOAT.fullmatch(text) else text

@@ -39,7 +39,8 @@ def check(kind: str, use: str, attributes: Sequence[str] = ()) -> int:
     text = _TEST.format(suite=SUITES[kind], kind=kind, use=use)
     for setting in attributes:
         name, equals, value = setting.partition("=")
-        data, problems = parse_value(value, f"--set {setting}")
+        problems: list[str] = []
+        data = parse_value(value, f"--set {setting}", problems)
         if not equals or not name.isidentifier() or problems:
             raise ConfigError(problems or f"--set {setting}: expected name=value")
         text += f"    {name} = {data!r}\n"

@@ -9,12 +9,10 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from phloem.config import exact_section
-from phloem.config_layers import LISTS, SLOTS
-from phloem.config_sections import EngineSection, PluginSection, Section, ServerSection
+from phloem.config_layers import LISTS, PLAIN, SLOTS
+from phloem.config_sections import PluginSection, Section
 from phloem.errors import PluginError
 from phloem.registry import AUTO, Registry
-
-_PLAIN: dict[str, type[Section]] = {"engine": EngineSection, "server": ServerSection}
 
 
 def options_table(options: type[BaseModel]) -> str:
@@ -34,7 +32,7 @@ def reference(registry: Registry | None = None) -> str:
     for path, (_, section) in SLOTS.items():
         if len(path) == 1:
             parts.append(_section(f"`{path[0]}`", section))
-    parts += [_section(f"`{name}`", section) for name, section in _PLAIN.items()]
+    parts += [_section(f"`{name}`", section) for name, section in PLAIN.items()]
     kinds = sorted({kind for kind, _ in [*SLOTS.values(), *LISTS.values()]} | {"api"})
     for kind in kinds:
         for name in registry.names(kind):
@@ -68,7 +66,7 @@ def schema(registry: Registry | None = None) -> tuple[dict[str, Any], list[str]]
     properties["attention"] = {"anyOf": [*one["anyOf"], pair]}
     for name, (kind, section) in LISTS.items():
         properties[name] = {"type": "array", "items": _choices(registry, kind, section, problems)}
-    for name, plain in _PLAIN.items():
+    for name, plain in PLAIN.items():
         properties[name] = _inline(TypeAdapter(plain).json_schema())
     document = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
