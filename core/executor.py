@@ -77,12 +77,14 @@ class Executor:
         begin = time.perf_counter()
         batch = build(plan, self.table, self.device)
         future = future_rows(plan)
+        # Read now: a request that ends while the step is under way loses its row, perhaps to another one.
+        sampled = [segment.request.row for segment in plan.segments if segment.samples]
         build_s = time.perf_counter() - begin
         spans: dict[str, float] = {}
         hidden = self._submit(lambda: self._timed(spans, "forward", lambda: self._forward(batch, future)))
         mask = _settled(masks)
         pending = self._submit(
-            lambda: self._timed(spans, "sample", lambda: self._sample(plan, hidden.result(), mask.result()))
+            lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, hidden.result(), mask.result()))
         )
         scores = self._submit(lambda: self._score_prompts(plan, hidden.result()))
         return Launched(plan, pending, scores, build_s, spans)
@@ -106,15 +108,14 @@ class Executor:
         return hidden.index_select(0, batch.logits_rows)
 
     @torch.inference_mode()
-    def _sample(self, plan: Plan, hidden: torch.Tensor, masks: torch.Tensor | None) -> Pending:
+    def _sample(self, plan: Plan, table_rows: list[int], hidden: torch.Tensor, masks: torch.Tensor | None) -> Pending:
         segments = [segment for segment in plan.segments if segment.samples]
         rows = [1 + (len(segment.draft) if segment.draft else 0) for segment in segments]
         logits = self.model.logits(hidden[: sum(rows)]) if segments else hidden.new_zeros(0, self.model.spec.vocab_size)
         pending = self.sampler.start(logits, segments, masks)
         if segments:
             roots = torch.tensor(rows).cumsum(0) - torch.tensor(rows)
-            where = torch.tensor([segment.request.row for segment in segments], device=self.device)
-            self._last[where] = pending.tokens[roots.to(self.device)]
+            self._last[torch.tensor(table_rows, device=self.device)] = pending.tokens[roots.to(self.device)]
         return pending
 
     @torch.inference_mode()

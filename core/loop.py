@@ -213,12 +213,21 @@ class EngineCore:
     # --- one step
 
     def _plan(self) -> Plan:
-        plan = self.scheduler.plan()
+        try:
+            plan = self.scheduler.plan()
+        except Exception as error:  # an eviction rule's or a policy's: nobody has computed anything on its account
+            log.exception("planning failed")
+            self._fail(list(self._calls), StepError(f"planning failed: {type(error).__name__}: {error}"))
+            self.ledger.check([])  # slots in doubt end the engine
+            return Plan()
         if self.scheduler.policy_error is not None:
             error, self.scheduler.policy_error = self.scheduler.policy_error, None
             log.error("the schedule policy failed", exc_info=error)
             failed = StepError(f"the schedule policy failed: {type(error).__name__}: {error}")
             self._fail([request.call.call_id for request in self.scheduler.waiting], failed)
+            for segment in plan.segments:
+                if segment.request.state is State.FINISHED:  # a choice that ran, of a call whose other one waited
+                    plan.remove(segment.request)
         return plan
 
     def _commit(self, launched: Launched) -> None:

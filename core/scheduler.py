@@ -149,6 +149,8 @@ class Scheduler:
         request.future = False
         request.retractions += 1
         request.matched_version = -1
+        if not request.prompt_logprobs_done:
+            del request.prompt_logprobs[1:]  # the prompt is scored again from its start
         self.retractions += 1
         self._plan.remove(request)
         self._reserve = min(1.0, self._reserve + 0.1)

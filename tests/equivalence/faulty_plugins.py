@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
@@ -31,23 +32,32 @@ class FailsOnce(TorchAttention):
         return super().prepare(batch, kv)
 
 
-class RaisesOnSecond:
-    """A policy that orders its first queue and fails on every later one."""
+class Slow(TorchAttention):
+    """The reference kernel, a little late: the host is ahead of the device, as on a GPU."""
+
+    def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
+        time.sleep(0.004)
+        return super().prepare(batch, kv)
+
+
+class Raises:
+    """A policy that orders `good` queues and fails on every later one, or that fails to name a victim."""
 
     api = 1
     capabilities = frozenset[str]()
 
     class Options(BaseModel):
         model_config = ConfigDict(frozen=True, extra="forbid")
+        good: int = 1
 
     def __init__(self, options: Options, context: PluginContext) -> None:
-        self.calls = 0
+        self.good, self.calls = options.good, 0
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         self.calls += 1
-        if self.calls > 1:
+        if self.calls > self.good:
             raise ValueError("no order today")
         return waiting
 
     def victim(self, running: Sequence[Request]) -> Request | None:
-        return None
+        raise KeyError("no victim today")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from equivalence.harness import assert_same, engine, greedy, prompts, tiny_reference
 from phloem import Engine, SamplingParams
 from phloem.errors import ContextError, PhloemError, RequestError
+from phloem.results import Result
 
 PROMPTS = prompts(6)
 FAULTY = Path(__file__).with_name("faulty_plugins.py")
@@ -231,13 +233,48 @@ def test_a_step_that_fails_fails_its_requests_only(llama: Path) -> None:
 
 
 def test_a_policy_that_raises_fails_the_waiting_only(llama: Path) -> None:
-    with engine(llama, schedule={"use": f"{FAULTY}:RaisesOnSecond"}) as running:
+    with engine(llama, schedule={"use": f"{FAULTY}:Raises"}) as running:
         stream = running.stream(PROMPTS[0], greedy(30))
         first = next(stream)
         with pytest.raises(PhloemError, match="the schedule policy failed: ValueError"):
             running.generate(PROMPTS[1], greedy(4))
         tokens = [*first.token_ids, *(t for delta in stream for t in delta.token_ids)]
         assert_same(tokens, *tiny_reference(llama).greedy(PROMPTS[0], 30))
+
+
+def test_a_policy_that_raises_takes_the_running_choices_of_a_failed_call_out_of_the_step(llama: Path) -> None:
+    with engine(llama, schedule={"use": f"{FAULTY}:Raises", "good": 2}) as running:
+        stream = running.stream(PROMPTS[0], greedy(30))
+        first = next(stream)
+        with pytest.raises(PhloemError, match="the schedule policy failed: ValueError"):
+            running.generate(PROMPTS[1], greedy(20, n=3))  # one choice runs, two wait for its prefix
+        tokens = [*first.token_ids, *(t for delta in stream for t in delta.token_ids)]
+        assert_same(tokens, *tiny_reference(llama).greedy(PROMPTS[0], 30))
+
+
+def test_planning_that_fails_fails_the_calls_and_not_the_engine(llama: Path) -> None:
+    sections = {"schedule": {"use": f"{FAULTY}:Raises", "good": 100}, "cache": {"tokens": 120}}
+    with engine(llama, **sections) as running:
+        with pytest.raises(PhloemError, match="planning failed: KeyError: 'no victim today'"):
+            running.generate(PROMPTS[:4], greedy(40))
+        assert_same(running.generate(PROMPTS[0], greedy(8)).token_ids, *tiny_reference(llama).greedy(PROMPTS[0], 8))
+        assert running.stats()["running"] == running.stats()["waiting"] == 0
+
+
+def test_a_request_that_ends_while_the_next_step_runs_touches_no_other_row(llama: Path) -> None:
+    """Overlap launches a step before it knows that a request has ended; the row of such a one may be another's."""
+    many = prompts(12)
+    truth = [tiny_reference(llama).greedy(prompt, 40)[0] for prompt in many]
+    stops = [[] if i == 3 else [tokens[4]] for i, tokens in enumerate(truth)]  # the fourth has the last of four rows
+    sections = {"engine": {"overlap": "on"}, "schedule": {"max_running": 4}, "attention": {"use": f"{FAULTY}:Slow"}}
+    with engine(llama, **sections) as running:
+
+        async def run() -> list[Result]:
+            calls = zip(many, stops, strict=True)
+            return await asyncio.gather(*(running.agenerate(p, greedy(40, stop_token_ids=s)) for p, s in calls))
+
+        for result, tokens, stop in zip(asyncio.run(run()), truth, stops, strict=True):
+            assert result.token_ids == (tokens[: tokens.index(stop[0]) + 1] if stop else tokens)
 
 
 def test_many_threads_share_one_engine(llama: Path) -> None:

@@ -1,0 +1,115 @@
+"""The loop turned by hand: aborts and memory pressure at every single step, where a thread would only hit some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivalence.harness import TOYS, assert_same, greedy, prompts, tiny_reference
+from phloem import SamplingParams
+from phloem.config import load_config
+from phloem.loop import EngineCore
+from phloem.messages import Event, GenerateCall
+
+DOOMED, OTHER = prompts(2, low=12, high=14, shared=6)
+
+
+class Stepper:
+    """An engine core without its thread; slots are checked after every step."""
+
+    def __init__(self, folder: Path, *, drafter: str | None = None, texts: Sequence[Any] = (), **sections: Any) -> None:
+        sections["engine"] = {"check": True, "threads": 1, **sections.get("engine", {})}
+        sections["cache"] = {"tokens": 512, **sections.get("cache", {})}
+        sections["model"] = {"path": str(folder)}
+        if drafter:
+            sections["spec"] = [{"use": f"{TOYS}:{drafter}", "texts": texts}]
+        self.core = EngineCore.from_config(load_config(sections=sections))
+        self.events: list[Event] = []
+
+    def submit(self, call_id: str, prompt: list[int], params: SamplingParams, **call: Any) -> None:
+        self.core.submit(GenerateCall(call_id=call_id, prompt=prompt, params=params, **call))
+        self.core._drain(block=False)
+
+    def step(self) -> None:
+        self.core._drain(block=False)
+        self.core.step()
+        self.core._flush(self.events.extend)
+        self.core.check()
+
+    def finish(self) -> None:
+        for _ in range(2000):
+            if not self.core.busy and self.core._ahead is None:
+                return
+            self.step()
+        raise AssertionError("the queue does not drain")
+
+    def of(self, call_id: str) -> list[Event]:
+        return [event for event in self.events if event.call_id == call_id]
+
+    def tokens(self, call_id: str) -> list[int]:
+        return [token for event in self.of(call_id) for token in event.token_ids]
+
+    def all_free(self) -> bool:
+        self.core.flush_cache()
+        return all(group["free"] == group["total"] for group in self.core.stats()["groups"])
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.mark.parametrize(
+    ("overlap", "page", "drafter"), [("off", 1, None), ("on", 1, None), ("off", 4, "Tree"), ("on", 4, "Right")]
+)
+def test_abort_after_any_step(llama: Path, overlap: str, page: int, drafter: str | None) -> None:
+    """what-breaks 26: waiting, at every chunk of its prefill, at every token, and after its end; what-breaks 14."""
+    reference = tiny_reference(llama)
+    truth = {"doomed": reference.greedy(DOOMED, 8), "other": reference.greedy(OTHER, 8)}
+    texts = [[*DOOMED, *truth["doomed"][0]], [*OTHER, *truth["other"][0]]]
+    sections = {"cache": {"page_size": page}, "schedule": {"chunk": 4}, "engine": {"overlap": overlap}}
+    bench = Stepper(llama, drafter=drafter, texts=texts, **sections)
+    seen = set()
+    for steps in range(18):
+        bench.events.clear()
+        bench.submit("other", OTHER, greedy(8))
+        bench.submit("doomed", DOOMED, greedy(8))
+        for _ in range(steps):
+            bench.step()
+        ended = any(event.finish_reason for event in bench.of("doomed"))
+        bench.core.abort("doomed")
+        bench.core.abort("doom")  # no such call
+        bench.finish()
+        last = bench.of("doomed")[-1]
+        assert last.finish_reason == ("length" if ended else "abort")
+        assert [bool(event.finish_reason) for event in bench.of("doomed")].count(True) == 1
+        assert truth["doomed"][0][: len(bench.tokens("doomed"))] == bench.tokens("doomed")
+        assert_same(bench.tokens("other"), *truth["other"])
+        seen.add((last.finish_reason, min(len(bench.tokens("doomed")), 1)))
+        assert bench.all_free()
+    assert seen == {("abort", 0), ("abort", 1), ("length", 1)}
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_prompt_logprobs_of_a_request_retracted_in_its_prefill(llama: Path, overlap: str) -> None:
+    """what-breaks 45: what was scored before the retraction is scored again, not twice."""
+    params = greedy(2, prompt_logprobs=0)
+    calm = Stepper(llama)
+    calm.submit("scored", DOOMED, params)
+    calm.finish()
+    tight = Stepper(llama, cache={"tokens": 40}, schedule={"chunk": 1}, engine={"overlap": overlap})
+    tight.submit("grows", OTHER, greedy(40 - len(OTHER)))
+    for _ in range(len(OTHER) + 2):
+        tight.step()
+    # Admission keeps back a part of what `grows` may still write; without that, the two meet in the prefill.
+    tight.core.scheduler._reserve = 0.0
+    tight.submit("scored", DOOMED, params)
+    tight.finish()
+    assert tight.core.stats()["retractions"] > 0
+    assert tight.tokens("scored") == calm.tokens("scored")
+    expected, got = (next(e.prompt_logprobs for e in s.of("scored") if e.prompt_logprobs) for s in (calm, tight))
+    assert [e and e.token_id for e in got] == [None, *DOOMED[1:]]
+    assert [e.logprob for e in got[1:]] == pytest.approx([e.logprob for e in expected[1:]], abs=1e-3)
