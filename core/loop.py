@@ -215,9 +215,9 @@ class EngineCore:
     def _plan(self) -> Plan:
         try:
             plan = self.scheduler.plan()
-        except Exception as error:  # an eviction rule's or a policy's: nobody has computed anything on its account
+        except Exception as broken:  # an eviction rule or a policy raised
             log.exception("planning failed")
-            self._fail(list(self._calls), StepError(f"planning failed: {type(error).__name__}: {error}"))
+            self._fail(list(self._calls), StepError(f"planning failed: {type(broken).__name__}: {broken}"))
             self.ledger.check([])  # slots in doubt end the engine
             return Plan()
         if self.scheduler.policy_error is not None:

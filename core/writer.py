@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import PhloemError
+from .errors import PhloemError, StepError
 from .messages import ErrorInfo, Event, TokenLogprob, Usage
 from .request import Request
 
@@ -15,16 +15,30 @@ def write(request: Request, tokens: Sequence[int], logprobs: Sequence[TokenLogpr
         request.tokens.append(token)
         if logprobs is not None:
             request.logprobs.append(logprobs[i])
-        if request.matcher is not None:
-            request.matcher.accept(token)
+        _follow(request, token)
         _advance_text(request, token)
         if request.finish_reason is not None:
             return
 
 
+def _follow(request: Request, token: int) -> None:
+    """Advance the grammar. One that breaks here, or forbids what its own mask allowed, ends its request."""
+    if request.matcher is None:
+        return
+    try:
+        if request.matcher.accept(token) or token in request.stop_ids:
+            return
+        request.error = StepError(f"the grammar forbids token {token}, which its mask allowed")
+    except Exception as error:
+        request.error = error if isinstance(error, PhloemError) else StepError(f"the grammar failed: {error!r}")
+
+
 def _advance_text(request: Request, token: int) -> None:
     assert request.text is not None
     ended = token in request.stop_ids
+    if request.error is not None:
+        request.finish_reason = "error"
+        return
     if not ended or request.params.include_stop:
         request.text.push(token)
     if ended:

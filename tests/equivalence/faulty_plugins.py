@@ -9,9 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import Batch
 from phloem.interfaces import AttentionStep, PluginContext
+from phloem.params import SamplingParams
 from phloem.plugins.attention.torch_paged import TorchAttention
 from phloem.pool import KVStore
 from phloem.request import Request
+from phloem.testing.toy_grammar import ToyGrammar, ToyMatcher
 
 
 class FailsOnce(TorchAttention):
@@ -61,3 +63,31 @@ class Raises:
 
     def victim(self, running: Sequence[Request]) -> Request | None:
         raise KeyError("no victim today")
+
+
+class FickleMatcher(ToyMatcher):
+    """Refuses its third token although its mask allowed it, or raises there."""
+
+    taken = 0
+    raises = False
+
+    def accept(self, token: int) -> bool:
+        self.taken += 1
+        if self.taken < 3:
+            return super().accept(token)
+        if self.raises:
+            raise LookupError("lost its place")
+        return False
+
+
+class Fickle(ToyGrammar):
+    """The toy grammar with matchers that break in the middle; a regex that begins with `x` makes them raise."""
+
+    def compile(self, params: SamplingParams) -> ToyMatcher:
+        good = super().compile(params)
+        if params.regex == "[a-z]{9}":
+            return good
+        bad = FickleMatcher("x", [], ())
+        bad.__dict__.update(good.__dict__)
+        bad.raises = str(params.regex).startswith("x")
+        return bad

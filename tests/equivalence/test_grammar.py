@@ -11,8 +11,9 @@ import pytest
 
 from equivalence.harness import engine, pairwise, prompts
 from phloem import SamplingParams
-from phloem.errors import RequestError
+from phloem.errors import RequestError, StepError
 
+FAULTY = Path(__file__).with_name("faulty_plugins.py")
 GRAMMAR = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
 PATTERN = r"(the|a) (quick|slow) (fox|dog)s?( and so on)?\."
 PROMPTS = prompts(4, high=30)
@@ -71,6 +72,21 @@ def test_a_grammar_without_a_way_on_ends_its_request_only(llama: Path) -> None:
         with pytest.raises(RequestError, match="the grammar allows no token of this vocabulary"):
             running.generate(PROMPTS[0], SamplingParams(regex="\u2603", max_tokens=30))  # no single token has a snowman
         assert running.generate(PROMPTS[1], SamplingParams(regex=PATTERN, max_tokens=40)).finish_reason == "stop"
+        running.check()
+
+
+@pytest.mark.parametrize(
+    ("regex", "words"), [("[a-z]+", "forbids token .*, which its mask allowed"), ("x[a-z]+", "LookupError.*lost its")]
+)
+def test_a_matcher_that_breaks_while_it_follows_the_output_fails_its_request_only(
+    llama: Path, regex: str, words: str
+) -> None:
+    with engine(llama, grammar={"use": f"{FAULTY}:Fickle"}) as running:
+        bystander = running.stream(PROMPTS[1], SamplingParams(regex="[a-z]{9}", max_tokens=40))
+        text = next(bystander).text
+        with pytest.raises(StepError, match=words):
+            running.generate(PROMPTS[0], SamplingParams(regex=regex, max_tokens=30))
+        assert re.fullmatch("[a-z]{9}", text + "".join(delta.text for delta in bystander))
         running.check()
 
 
