@@ -99,14 +99,13 @@ class Admission:
             self.processors[name].validate(arguments)
 
     def _matcher(self, call: GenerateCall) -> Matcher | None:
-        if not call.params.constrained:
+        given = call.params.constraints
+        if not given:
             return None
         if self.grammar is None:
-            names = ("json_schema", "regex", "grammar", "choices")
-            given = next(name for name in names if getattr(call.params, name) is not None)
             raise RequestError(
-                f"{given} cannot be honoured: this engine runs without a grammar backend",
+                f"{given[0]} cannot be honoured: this engine runs without a grammar backend",
                 hint="configure one: `grammar: {use: ...}`",
-                param=given,
+                param=given[0],
             )
         return self.grammar.compile(call.params)

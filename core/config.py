@@ -64,7 +64,10 @@ class Config(BaseSettings):
 
     def origin(self, path: KeyPath) -> tuple[str, Mark | None]:
         """Which layer set the value at `path`, and where it stands there."""
-        return _origin(self.layers, path)
+        for layer in reversed(self.layers):
+            if get(layer.data, path) is not None:
+                return layer.name, layer.mark(path)
+        return "default", None
 
     def check_requires(self, kind: str, name: str, capabilities: frozenset[str]) -> None:
         """Refuse plugins whose `requires` asks the given plugin for a capability that it lacks.
@@ -172,19 +175,13 @@ def _with_fields(outer: type[Any], fields: Mapping[str, Any]) -> type[Any]:
 # --- phase 2: problems are put into words ---------------------------------------------------------------------------
 
 
-def _origin(layers: Sequence[Layer], path: KeyPath) -> tuple[str, Mark | None]:
-    for layer in reversed(layers):
-        if get(layer.data, path) is not None:
-            return layer.name, layer.mark(path)
-    return "default", None
-
-
 def _where(layers: Sequence[Layer], path: KeyPath) -> str:
-    for n in range(len(path), 0, -1):
-        name, mark = _origin(layers, path[:n])
-        if mark is not None or name != "default":
-            return mark.place if mark else name
-    return "default"
+    """The place of the value at `path`, or of the nearest thing that holds it and was given at all."""
+    for held in (path[:n] for n in range(len(path), 0, -1)):
+        for layer in layers[:0:-1]:
+            if get(layer.data, held) is not None:
+                return layer.place(held)
+    return layers[0].name
 
 
 def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer]) -> Iterator[str]:

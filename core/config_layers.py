@@ -52,6 +52,11 @@ class Layer:
         known = (self.marks.get(dotted(path[:n])) for n in range(len(path), 0, -1))
         return next((mark for mark in known if mark), None)
 
+    def place(self, path: KeyPath) -> str:
+        """What messages call that place."""
+        mark = self.mark(path)
+        return mark.place if mark else self.name
+
 
 def read_layers(
     path: str | None, sets: Sequence[str], sections: Mapping[str, Any], env: Mapping[str, str], problems: list[str]
@@ -131,13 +136,11 @@ def _normalise(layers: Sequence[Layer], problems: list[str]) -> None:
             if isinstance(parent, dict) and path[-1] in parent:
                 _expand(layer, parent, path, problems)
         for name in LISTS:
-            items = layer.data.get(name)
-            if items is None:
-                continue
+            items = layer.data.get(name, [])
             if not isinstance(items, list):
-                problems.append(f"{_place(layer, (name,))}: {name}: must be a list of plugins")
+                problems.append(f"{layer.place((name,))}: {name}: must be a list of plugins")
                 del layer.data[name]
-                continue
+                items = []
             for i in range(len(items)):
                 _expand(layer, items, (name, i), problems)
     _settle_attention(layers, problems)
@@ -170,7 +173,7 @@ def _expand(layer: Layer, parent: Any, path: KeyPath, problems: list[str]) -> No
     use = value.get("use") if isinstance(value, dict) else 0
     if use is not None and not isinstance(use, str):
         what = "use: must be a plugin's name" if isinstance(value, dict) else "must be a plugin's name or a mapping"
-        problems.append(f"{_place(layer, path)}: {dotted(path)}: {what}, got {use if use != 0 else value!r}")
+        problems.append(f"{layer.place(path)}: {dotted(path)}: {what}, got {use if use != 0 else value!r}")
         parent[key] = {"use": ""} if isinstance(parent, list) else {}
     elif isinstance(use, str) and (".py:" in use or use.endswith(".py")):
         value["use"] = os.path.normpath(os.path.join(layer.base, os.path.expanduser(use)))
@@ -187,7 +190,7 @@ def _settle_attention(layers: Sequence[Layer], problems: list[str]) -> None:
         section = layer.data["attention"]
         foreign = [key for key in section if (key in pair_keys) != pair]
         if layer is spoken[-1] and foreign:
-            mark = _place(layer, ("attention", foreign[0]))
+            mark = layer.place(("attention", foreign[0]))
             problems.append(f"{mark}: attention.{foreign[0]}: give either one kernel or {{prefill, decode}}, not both")
         for key in foreign:
             log.info("%s: attention.%s is overridden by %s", layer.name, key, spoken[-1].name)
@@ -207,7 +210,7 @@ def _drop_overridden(layers: Sequence[Layer], path: KeyPath, core_fields: set[st
             effective.append((section, layer, use))
     for section, layer, chosen in effective:
         for key in [key for key in section if chosen != use and key not in core_fields]:
-            place = _place(layer, (*path, key))
+            place = layer.place((*path, key))
             log.warning("%s: %s was an option of '%s'; dropped, since '%s' is used", place, key, chosen, use)
             del section[key]
 
@@ -226,11 +229,6 @@ def _put(layer: Layer, path: tuple[str, ...], text: str, mark: Mark, problems: l
     else:
         node[path[-1]] = value
     layer.marks[dotted(path)] = mark
-
-
-def _place(layer: Layer, path: KeyPath) -> str:
-    mark = layer.mark(path)
-    return mark.place if mark else layer.name
 
 
 def _plain(value: Any) -> Any:

@@ -56,7 +56,7 @@ class Engine:
 
         self.config = config
         self.core = EngineCore.from_config(config)
-        self._tokenizer = Tokenizer(self.core.tokenizer_data)
+        self.tokenizer = Tokenizer(self.core.tokenizer_data)
         self._sinks: dict[str, Sink] = {}
         self._lock = threading.Lock()
         self._ids = itertools.count()
@@ -187,11 +187,6 @@ class Engine:
         self._invoke(lambda core: core.flush_cache())
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._tokenizer
-
-    @property
     def model_path(self) -> str:
         """The folder or file that was loaded."""
         return self.core.info.model_path
@@ -207,7 +202,7 @@ class Engine:
         unknown = set(call) - {"salt", "adapter", "priority", "routing_key"}
         if unknown:
             raise RequestError(f"unknown argument {sorted(unknown)[0]!r}", param=sorted(unknown)[0])
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         call_id = f"{self._prefix}-{next(self._ids)}"
         return GenerateCall(call_id=call_id, prompt=ids, params=params or SamplingParams(), stream=stream, **call)
 

@@ -121,8 +121,7 @@ class ObserverSet:
 
     def step(self, stats: StepStats) -> None:
         """A step was committed; called once a step."""
-        if self._hooks["step"]:
-            self._call("step", stats)
+        self._call("step", stats)
 
     def request(self, request: Request) -> None:
         """A request finished; called once a request."""

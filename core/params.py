@@ -51,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         _check_ranges(self)
         _check_lists(self)
-        given = [name for name in ("json_schema", "regex", "grammar", "choices") if getattr(self, name) is not None]
+        given = self.constraints
         if len(given) > 1:
             raise RequestError(
                 f"{' and '.join(given)} are given together", hint="give exactly one constraint", param=given[1]
@@ -63,9 +63,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
-    def constrained(self) -> bool:
-        """True when the output must follow a grammar."""
-        return any(value is not None for value in (self.json_schema, self.regex, self.grammar, self.choices))
+    def constraints(self) -> list[str]:
+        """Names of what the output must follow: one, or none."""
+        return [name for name in ("json_schema", "regex", "grammar", "choices") if getattr(self, name) is not None]
 
     @property
     def penalised(self) -> bool:

@@ -24,16 +24,8 @@ class LocalService:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._core = engine, engine.core
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._engine.tokenizer
-
-    @property
-    def info(self) -> ServiceInfo:
-        """What runs here."""
-        return self._core.info
+        self.tokenizer: Tokenizer = engine.tokenizer
+        self.info: ServiceInfo = engine.core.info
 
     async def submit(self, call: GenerateCall) -> AsyncIterator[Event]:
         """Start a call and yield its events. Raises the error of a refused or failed one. Leaving early aborts it."""

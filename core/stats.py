@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from dataclasses import fields
 from typing import Any
 
 from .batch import StepStats
@@ -33,18 +34,7 @@ class Histogram:
 class Counters:
     """Sums over all committed steps and finished requests. Written on the loop's thread."""
 
-    _SUMS = (
-        "forward_tokens",
-        "prefill_tokens",
-        "decode_tokens",
-        "draft_tokens",
-        "accepted_tokens",
-        "plan_s",
-        "build_s",
-        "forward_s",
-        "sample_s",
-        "commit_s",
-    )
+    _SUMS = tuple(f.name for f in fields(StepStats) if f.name not in ("step", "requests", "waiting"))
 
     def __init__(self) -> None:
         self.steps = 0

@@ -93,21 +93,17 @@ class Tokenizer:
         `variables` are the template's (tools, enable_thinking, ...). Raises RequestError(param="messages") for
         messages the template refuses and for models without a template. Called once per chat request.
         """
-        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, **variables)
-        try:
-            return self.encode(text, add_special=False)
-        except RequestError as error:
-            raise RequestError(error.message, hint=error.hint, param="messages") from error
-
-    def chat_text(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """The text that `chat` encodes."""
         if self._template is None:
             raise RequestError(
                 "this model has no chat template",
                 hint="it is not trained for chat: use completions, or an instruction-tuned model",
                 param="messages",
             )
-        return self._template.render(messages, **variables)
+        text = self._template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        try:
+            return self.encode(text, add_special=False)
+        except RequestError as error:
+            raise RequestError(error.message, hint=error.hint, param="messages") from error
 
     @cached_property
     def _template(self) -> ChatTemplate | None:

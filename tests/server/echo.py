@@ -165,7 +165,7 @@ class EchoCore:
             )
         elif len(self.calls) >= self.config.get("most_calls", 10_000):
             error = QueueFullError(f"{len(self.calls)} requests are waiting")
-        elif call.params.constrained:
+        elif call.params.constraints:
             error = RequestError("json_schema cannot be honoured: no grammar backend", param="json_schema")
         if error is not None:
             info = ErrorInfo(
