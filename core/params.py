@@ -49,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logits_processors: dict[str, dict[str, Any]] | None = None  # name in `samplers:` -> arguments
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_ranges(self)
         _check_lists(self)
         given = self.constraints
@@ -73,6 +74,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+_OPTIONAL = type(None)
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "include_stop": ((bool,), "true or false"),
+    "ignore_eos": ((bool,), "true or false"),
+    "skip_special_tokens": ((bool,), "true or false"),
+    "stop_token_ids": ((list,), "a list of token ids"),
+    "logit_bias": ((dict, _OPTIONAL), "a mapping of token ids to numbers"),
+    "json_schema": ((dict, str, bool, _OPTIONAL), "a JSON schema"),
+    "regex": ((str, _OPTIONAL), "a string"),
+    "grammar": ((str, _OPTIONAL), "a string"),
+    "choices": ((list, _OPTIONAL), "a list of strings"),
+    "logits_processors": ((dict, _OPTIONAL), "a mapping of names to arguments"),
+}
 # name -> (lowest, highest, lowest is allowed, what to say)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, True),
@@ -85,6 +99,13 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 MAX_LOGPROBS = 128
 MAX_N = 128
 MAX_STOPS = 64
+
+
+def _check_types(p: SamplingParams) -> None:
+    for name, (types, what) in _TYPES.items():
+        value = getattr(p, name)
+        if not isinstance(value, types):
+            raise RequestError(f"{name} must be {what}, got {value!r}", param=name)
 
 
 def _check_ranges(p: SamplingParams) -> None:
@@ -131,7 +152,7 @@ def _check_lists(p: SamplingParams) -> None:
     if not all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in p.stop_token_ids):
         raise RequestError("stop_token_ids must be non-negative integers", param="stop_token_ids")
     for token, bias in (p.logit_bias or {}).items():
-        if not isinstance(token, int) or token < 0:
+        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
             raise RequestError(f"logit_bias key {token!r} is not a token id", param="logit_bias")
         if not isinstance(bias, (int, float)) or not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias}", param="logit_bias")
