@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import product
 from phloem.errors import PluginError
 from phloem.plugins.model.native.linear import Linear
 from phloem.plugins.model.native.packed import Gemm, PackedLinear, compiler
@@ -102,3 +103,9 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"cannot compile broken\.cpp: .*error"):
         compiler.load(source, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_bench_prints_a_row_per_size() -> None:
+    lines: list[str] = []
+    assert product.main(["--rounds", "1"], lines.append) == 0
+    assert [int(line.split("|")[1]) for line in lines[3:]] == list(product.ROWS)
