@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError, create_model
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from . import config_sections as s
-from .config_layers import LISTS, NAMES, SLOTS, Layer, get, read_layers
+from .config_layers import LISTS, NAMES, SLOTS, Layer, get, read_layers, walk
 from .config_yaml import KeyPath, Mark, dotted
 from .errors import ConfigError, PluginError
 from .registry import AUTO, Registry, did_you_mean
@@ -104,9 +104,10 @@ def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -
     except ValidationError as error:
         problems += _explain(error, exact, layers)
         raise ConfigError(problems) from None
-    for place, secret in _secrets(config, ()):
+    for place, secret in walk(config):
         try:
-            secret.resolve(env)
+            if isinstance(secret, s.Secret):
+                secret.resolve(env)
         except ValueError as reason:
             problems.append(f"{_where(layers, place)}: {dotted(place)}: {reason}")
     if not problems:
@@ -211,17 +212,6 @@ def _known_keys(cls: Any, path: KeyPath) -> Sequence[str]:
     return list(getattr(cls, "model_fields", ()))
 
 
-def _secrets(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, s.Secret]]:
-    if isinstance(value, s.Secret):
-        yield path, value
-    elif isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _secrets(getattr(value, name), (*path, name))
-    elif isinstance(value, tuple):
-        for i, item in enumerate(value):
-            yield from _secrets(item, (*path, i))
-
-
 # --- phase 3: capabilities ----------------------------------------------------------------------------------------
 
 
@@ -230,7 +220,7 @@ def plugin_sections(config: Config) -> Iterator[tuple[KeyPath, str, s.PluginSect
     for path, (kind, _) in SLOTS.items():
         section: Any = config
         for part in path:
-            section = getattr(section, str(part), None)
+            section = getattr(section, part, None)
         if isinstance(section, s.PluginSection):
             yield path, kind, section
     for name, (kind, _) in LISTS.items():

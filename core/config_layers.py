@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from . import config_sections as s
 from .config_yaml import KeyPath, Mark, dotted, parse_file, parse_value
 from .errors import ConfigError
@@ -115,7 +117,8 @@ def _default_layer() -> Layer:
 
 def _unknown_variables(env: Mapping[str, str], layers: Iterable[Layer]) -> Iterator[str]:
     """Problems for `PHLOEM_*` variables that set nothing and that no secret refers to."""
-    secrets = {source["env"] for layer in layers for _, source in _secrets(layer.data, ()) if "env" in source}
+    held = (value for layer in layers for _, value in walk(layer.data))
+    secrets = {value["env"] for value in held if isinstance(value, dict) and list(value) == ["env"]}
     options = [(name, option) for name, section in SECTIONS.items() for option in section.model_fields]
     known = {name: name for name in NAMES} | {f"{name}__{option}": f"{name}__{option}" for name, option in options}
     known |= {option: f"{name}__{option}" for name, option in options}  # PHLOEM_PORT lacks its section
@@ -147,8 +150,9 @@ def _normalise(layers: Sequence[Layer], problems: list[str]) -> None:
     for path, (_, section) in SLOTS.items():
         _drop_overridden(layers, path, set(section.model_fields))
     for i, layer in enumerate(layers):
-        for place, _ in _secrets(layer.data, ()):  # {env: A} below {file: B} is no mapping of both
-            for lower in layers[:i]:
+        for place, value in walk(layer.data):
+            secret = isinstance(value, dict) and list(value) in (["env"], ["file"])
+            for lower in layers[:i] if secret else ():  # {env: A} below {file: B} is no mapping of both
                 if isinstance(held := get(lower.data, place), dict):
                     held.clear()
 
@@ -163,6 +167,20 @@ def get(data: Any, path: KeyPath) -> Any:
         else:
             return None
     return data
+
+
+def walk(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value within plain data or a model, itself included, with its path."""
+    yield path, value
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    elif isinstance(value, BaseModel):
+        items = [(name, getattr(value, name)) for name in type(value).model_fields]
+    for key, item in items:
+        yield from walk(item, (*path, key))
 
 
 def _expand(layer: Layer, parent: Any, path: KeyPath, problems: list[str]) -> None:
@@ -237,12 +255,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else copy.deepcopy(value)
-
-
-def _secrets(data: Any, path: KeyPath) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """Mappings that look like `{env: NAME}` or `{file: path}`."""
-    if isinstance(data, dict) and list(data) in (["env"], ["file"]):
-        yield path, data
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in items:
-        yield from _secrets(value, (*path, key))

@@ -82,7 +82,7 @@ class Executor:
         build_s = time.perf_counter() - begin
         spans: dict[str, float] = {}
         hidden = self._submit(lambda: self._timed(spans, "forward", lambda: self._forward(batch, future)))
-        mask = _settled(masks)
+        mask = settle(masks, Future())
         pending = self._submit(
             lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, hidden.result(), mask.result()))
         )
@@ -90,7 +90,7 @@ class Executor:
         return Launched(plan, pending, scores, build_s, spans)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._worker.submit(work) if self._worker else _settled(work)
+        return self._worker.submit(work) if self._worker else settle(work, Future())
 
     @staticmethod
     def _timed(spans: dict[str, float], name: str, work: Callable[[], T]) -> T:
@@ -141,9 +141,8 @@ class Executor:
         return scored
 
 
-def _settled(work: Callable[[], T]) -> Future[T]:
-    """Run `work` now; what it raises surfaces where the result is asked for, as from a thread."""
-    done: Future[T] = Future()
+def settle(work: Callable[[], T], done: Future[T]) -> Future[T]:
+    """Run `work` now; what it raises surfaces where the result of `done` is asked for, as from a thread."""
     try:
         done.set_result(work())
     except Exception as error:

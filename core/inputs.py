@@ -88,17 +88,9 @@ def _drafts(segments: list[Segment], first: Int, tokens: Int, positions: Int) ->
 
 
 def _logits_rows(segments: list[Segment], first: Int) -> Int:
-    sampled = [
-        np.arange(at + segment.count - 1, at + segment.rows)
-        for segment, at in zip(segments, first.tolist(), strict=True)
-        if segment.samples
-    ]
-    prompt = [
-        np.arange(at, at + prompt_rows(segment))
-        for segment, at in zip(segments, first.tolist(), strict=True)
-        if segment.prompt_logprobs
-    ]
-    parts = [*sampled, *prompt]
+    placed = list(zip(segments, first.tolist(), strict=True))
+    parts = [np.arange(at + segment.count - 1, at + segment.rows) for segment, at in placed if segment.samples]
+    parts += [np.arange(at, at + prompt_rows(segment)) for segment, at in placed if segment.prompt_logprobs]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 

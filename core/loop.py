@@ -15,7 +15,7 @@ from .batch import Plan, Segment, StepStats
 from .config import Config
 from .drafting import Drafting
 from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
-from .executor import Executor, Launched
+from .executor import Executor, Launched, settle
 from .hooks import ObserverSet
 from .interfaces import ServiceInfo, TokenizerData
 from .ledger import Ledger
@@ -84,14 +84,7 @@ class EngineCore:
     def invoke(self, function: Callable[[EngineCore], T]) -> Future[T]:
         """Run `function` between two steps, on the loop's thread."""
         done: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(function(self))
-            except Exception as error:
-                done.set_exception(error)
-
-        self._inbox.put(work)
+        self._inbox.put(lambda: settle(lambda: function(self), done))
         return done
 
     def stop(self) -> None:

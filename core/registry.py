@@ -143,11 +143,12 @@ def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any
     use = choice if isinstance(choice, str) else choice.use
     if use == "none":
         return None
-    plugin = None if isinstance(choice, str) else choice.plugin
-    if plugin is None:
+    if isinstance(choice, str) or choice.plugin is None:
         registry, path = Registry(), context.extras.get("path", "")
         plugin = registry.resolve_auto(kind, path) if use == "auto" else registry.load(kind, use)
-    options = plugin.Options() if isinstance(choice, str) or choice.plugin is None else choice.options()
+        options = plugin.Options()
+    else:
+        plugin, options = choice.plugin, choice.options()
     try:
         return plugin(options, context)
     except PhloemError:
