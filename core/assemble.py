@@ -25,7 +25,7 @@ from .pool import KVStore, SlotPool
 from .registry import build
 from .request import Request
 from .sampler import Sampler
-from .scheduler import Limits, Scheduler
+from .scheduler import Scheduler
 from .tokenizer import Tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -67,8 +67,7 @@ def build_parts(config: Config) -> Parts:
     def host_bound(request: Request) -> bool:
         return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
 
-    limits = Limits(config.schedule.max_tokens_per_step, config.schedule.chunk, rows, config.schedule.max_waiting)
-    scheduler = Scheduler(ledger, policy, limits, drafting.propose, host_bound, config.engine.draft_tokens)
+    scheduler = Scheduler(ledger, policy, config.schedule, drafting.propose, host_bound, config.engine.draft_tokens)
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     attention = _attention(config, make)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .batch import Plan, Segment
+from .config_sections import ScheduleSection
 from .drafts import Draft
 from .errors import PluginError
 from .interfaces import Policy
@@ -17,17 +18,8 @@ from .request import Request, State
 SHARED_PREFIX_TOKENS = 16
 # Output a running request is assumed to still need is counted up to this many tokens (as SGLang does).
 RESERVE_CLIP_TOKENS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Budgets of a step and of the queue."""
-
-    max_tokens_per_step: int
-    chunk: int
-    max_running: int
-    max_waiting: int
-    max_deferred_steps: int = 256  # bound on waiting for another request's prefix
+# Bound on waiting for another request's prefix.
+MAX_DEFERRED_STEPS = 256
 
 
 @dataclass(eq=False)
@@ -40,7 +32,7 @@ class Scheduler:
 
     ledger: Ledger
     policy: Policy
-    limits: Limits
+    limits: ScheduleSection
     propose: Callable[[Request, int], Draft | None]
     host_bound: Callable[[Request], bool]
     draft_tokens: int
@@ -204,7 +196,7 @@ class Scheduler:
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """True while a running request is computing a prefix that this one could share (bounded)."""
-        if not self.ledger.shares or request.deferred >= self.limits.max_deferred_steps:
+        if not self.ledger.shares or request.deferred >= MAX_DEFERRED_STEPS:
             return False
         limit = self.ledger.match_limit(request)
         gain = 1 if request.deferred else SHARED_PREFIX_TOKENS  # who has waited waits to the prefix's end

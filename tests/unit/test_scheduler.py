@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from phloem.config_sections import ScheduleSection
 from phloem.interfaces import PluginContext
 from phloem.ledger import Ledger
 from phloem.messages import GenerateCall
@@ -19,7 +20,7 @@ from phloem.plugins.schedule.fcfs import Fcfs
 from phloem.plugins.schedule.lpm import Lpm
 from phloem.pool import KVStore, SlotPool
 from phloem.request import Request, State
-from phloem.scheduler import Limits, Scheduler
+from phloem.scheduler import MAX_DEFERRED_STEPS, Scheduler
 
 SPEC = ModelSpec("toy", 1000, 4096, (LayerSpec(1, 2, 2),))
 
@@ -38,7 +39,9 @@ class Bench:
         cached = made(made.Options(), context)
         shares = cache == "radix"
         self.ledger = Ledger(cached, [slots], kv, rows=budgets["max_running"], context=pool, shares=shares)
-        self.scheduler = Scheduler(self.ledger, chosen, Limits(**budgets), lambda r, n: None, lambda r: False, 0)
+        self.scheduler = Scheduler(
+            self.ledger, chosen, ScheduleSection(**budgets), lambda r, n: None, lambda r: False, 0
+        )
         self.count = 0
         self.prefilled = 0
         self.order: list[str] = []  # requests in the order in which they started
@@ -129,7 +132,7 @@ def test_waiting_for_a_prefix_is_bounded() -> None:
     second = bench.add(text(0, 200))
     bench.step()
     first.computed = 0  # an owner that never gets on
-    second.deferred = bench.scheduler.limits.max_deferred_steps
+    second.deferred = MAX_DEFERRED_STEPS
     bench.scheduler.plan()
     assert second.state is State.RUNNING
 
