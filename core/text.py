@@ -61,12 +61,13 @@ class Detokenizer:
         if not new and (self._known or self._special(token)):
             self._ids.pop()  # leaves no trace, so that any number of such tokens costs nothing
             return ""
-        certain = self._certain(new)
+        hopeless = len(self._ids) - self._mark > _MAX_PENDING
+        certain = self._certain(new, _MAX_OPEN if hopeless else len(new))
         out = new[self._shown : certain]
         self._shown, self._open = max(self._shown, certain), new[certain:]
         if new and not self._open:
             self._advance(text if joined else None, new)
-        elif len(self._ids) - self._mark > _MAX_PENDING:
+        elif hopeless:
             self._restart()
         return out
 
@@ -83,10 +84,13 @@ class Detokenizer:
         return self._decoder.decode(ids, skip_special_tokens=self._skip)
 
     @staticmethod
-    def _certain(new: str) -> int:
-        """Length of the beginning of `new` that later tokens cannot change."""
+    def _certain(new: str, most: int) -> int:
+        """Length of the beginning of `new` that later tokens cannot change: all but at most `most` U+FFFD at its end.
+
+        One broken byte can turn a whole run of byte tokens into U+FFFD, so their number says nothing.
+        """
         broken = len(new) - len(new.rstrip(_BROKEN))
-        return len(new) - min(broken, _MAX_OPEN)
+        return len(new) - min(broken, most)
 
     def _advance(self, text: str | None, new: str) -> None:
         """All tokens so far end with a whole character: their text is known from now on."""
@@ -103,7 +107,7 @@ class Detokenizer:
         """Give up on bytes that never end a character; the last tokens may still begin one."""
         self._ids, self._known, self._mark = self._ids[-_MAX_OPEN - 1 :], "", 0
         new = self._decode(self._ids)
-        self._shown = self._certain(new)
+        self._shown = self._certain(new, _MAX_OPEN)
         self._open = new[self._shown :]
 
 

@@ -483,3 +483,9 @@ def test_decoder_descriptions_are_what_they_say() -> None:
         "wordpiece": "WordPiece",
         "metaspace": "Metaspace",
     }
+
+
+def test_a_leading_space_in_bytes_breaks_no_character_after_it() -> None:
+    """The decoder strips the space, and shows a whole run of byte tokens as U+FFFD until its last one is there."""
+    ids = [*byte_ids("byte_fallback", " "), *byte_ids("byte_fallback", "👍🏽")]
+    assert whole("byte_fallback", ids) == TOYS["byte_fallback"].decode(ids) == "👍🏽"
