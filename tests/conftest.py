@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 import support
+from hypothesis import settings
+
+# The same examples on every run: a change is judged by what it changes. `--hypothesis-profile=random` looks further.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("random", derandomize=False)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
