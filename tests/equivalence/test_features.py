@@ -169,6 +169,96 @@ def test_stops_and_limits_are_the_same_with_drafts(llama: Path, drafter: str | N
         assert streamed == text[:at]
 
 
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
+def test_lookup_drafts_on_a_shared_prefix_with_cancels_leave_the_cache_right(
+    llama: Path, page: int, overlap: str
+) -> None:
+    """what-breaks 14, 42: rejected drafts of cancelled requests must not reach what others share."""
+    loop = [7, 8, 9, 10, 11] * 6  # so that looking up finds something, right or wrong
+    texts = [[*loop, 20 + i, *loop[: 5 + i]] for i in range(6)]
+    reference = tiny_reference(llama)
+    known = [[*text, *reference.greedy(text, 24)[0]] for text in texts]
+    known = [text if i % 2 else [*text[:-12], *text[-10:]] for i, text in enumerate(known)]  # half with a gap
+    sections = {"cache": {"page_size": page}, "engine": {"overlap": overlap}, "schedule": {"max_running": 3}}
+    with engine(llama, drafter="Ngram", texts=known, **sections) as running:
+        for cancels in (True, False, True, False):
+            if cancels:
+                streams = [running.stream(text, greedy(30)) for text in texts]
+                for i, stream in enumerate(streams):
+                    for _ in range(1 + i):
+                        next(stream, None)
+                for stream in streams:
+                    stream.close()
+            for text, result in zip(texts, running.generate(texts, greedy(24)), strict=True):
+                assert_same(result.token_ids, *reference.greedy(text, 24))
+            running.check()
+        stats = running.stats()
+        assert stats["draft_tokens"] > stats["accepted_tokens"] > 0
+        assert stats["cached_tokens"] > 1000
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize(("page", "chunk"), [(1, 512), (4, 7)])
+def test_prompts_around_the_window(tiny_model: Tiny, arch: str, page: int, chunk: int) -> None:
+    """what-breaks 16: one, two and four windows (of 16), a token less and more, cold and over a cached part."""
+    text = prompts(1, low=80, high=80)[0]
+    lengths = [n + d for n in (16, 32, 64) for d in (-1, 0, 1, 2)]
+    reference = tiny_reference(tiny_model(arch))
+    with engine(tiny_model(arch), cache={"page_size": page}, schedule={"chunk": chunk}) as running:
+        for length in lengths:  # each finds the one before it cached
+            result = running.generate(text[:length], greedy(6))
+            assert_same(result.token_ids, *reference.greedy(text[:length], 6), f"{length} tokens")
+        running.flush_cache()
+        for result, length in zip(running.generate([text[:n] for n in lengths], greedy(6)), lengths, strict=True):
+            assert_same(result.token_ids, *reference.greedy(text[:length], 6), f"{length} tokens together")
+
+
+def test_a_cached_prefix_of_any_length_changes_no_sample(llama: Path) -> None:
+    """what-breaks 2: the sample is the same whatever part of the prompt was cached, to the token and to the page."""
+    prompt = PROMPTS[3]
+    for page in (1, 4):
+        seen = set()
+        for length in (0, 1, page, page + 1, 15, 16, 17, len(prompt) - 1, len(prompt)):
+            with engine(llama, cache={"page_size": page}) as running:
+                if length:
+                    running.generate(prompt[:length], greedy(1))
+                result = running.generate(prompt, SEEDED)
+                assert result.usage.cached_tokens == min(length, len(prompt) - 1) // page * page
+                seen.add(tuple(result.token_ids))
+        assert len(seen) == 1
+
+
+def test_prompts_shorter_than_a_page(llama: Path) -> None:
+    """what-breaks 5: nothing to share, nothing lost; the output grows over page ends."""
+    with engine(llama, cache={"page_size": 8, "tokens": 64}) as running:
+        for length in (1, 2, 7, 8, 9, 1):
+            prompt = PROMPTS[3][:length]
+            result = running.generate(prompt, greedy(12))
+            assert_same(result.token_ids, *tiny_reference(llama).greedy(prompt, 12))
+
+
+@pytest.mark.parametrize("chunk", [32, 512])
+def test_a_shared_prefix_is_computed_once_however_its_calls_arrive(llama: Path, chunk: int) -> None:
+    """Prompt tokens run are the minimum: the prefix once, and each call's own."""
+    prefix = prompts(1, low=120, high=120)[0]
+    texts = [[*prefix, 10 + i, 300, 301, 302] for i in range(24)]
+    least = len(prefix) + 24 * 4
+    with engine(llama, schedule={"chunk": chunk, "max_running": 8}) as running:
+        running.generate(texts, greedy(3))
+        assert running.stats()["prefill_tokens"] == least
+        running.flush_cache()
+
+        async def trickle() -> None:
+            calls = []
+            for text in texts:
+                calls.append(asyncio.ensure_future(running.agenerate(text, greedy(3))))
+                await asyncio.sleep(0.002)
+            await asyncio.gather(*calls)
+
+        asyncio.run(trickle())
+        assert running.stats()["prefill_tokens"] == 2 * least
+
+
 def test_bad_drafters_are_switched_off_and_harm_nothing(llama: Path) -> None:
     reference = tiny_reference(llama)
     for drafter in ("Raises", "Nonsense"):

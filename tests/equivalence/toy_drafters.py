@@ -92,3 +92,15 @@ class Nonsense(_Toy):
 
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
         return Draft.chain([self.vocab + 5])
+
+
+class Ngram(_Toy):
+    """What followed the last two tokens where they stood before, here or in one of the texts: often right, or half."""
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        last = tuple(context.tokens[-2:])
+        for text in (tuple(context.tokens[:-1]), *self.options.texts):
+            for at in range(len(text) - 3, -1, -1):
+                if text[at : at + 2] == last:
+                    return Draft.chain(text[at + 2 : at + 2 + min(budget, self.options.length)])
+        return None
