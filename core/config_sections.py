@@ -205,7 +205,7 @@ class EngineSection(Section):
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where torch sees one."""
     threads: AutoSize = "auto"
-    """CPU threads of torch; `auto` is one per physical core."""
+    """CPU threads of torch; `auto` is one per CPU that the process may use."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Prepare the next step while the device runs this one; `auto` is off on a CPU."""
     seed: int | None = None
