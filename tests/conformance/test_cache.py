@@ -26,6 +26,8 @@ def documented(title: str, name: str) -> Any:
 
 
 class TestRadix(CacheSuite):
+    """what-breaks 3, 4, 5, 15: namespaces, pages, splits."""
+
     plugin = RadixCache
 
 

@@ -36,6 +36,7 @@ def reference_logprobs(folder: Path, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("chunk", [1, 16, 512])
 def test_prompt_and_output_logprobs_equal_transformers_cold_and_warm(llama: Path, chunk: int, page: int) -> None:
+    """what-breaks 45: logprobs and chunks (or retraction)."""
     params = greedy(6, logprobs=3, prompt_logprobs=2)
     with engine(llama, schedule={"chunk": chunk}, cache={"page_size": page}) as running:
         for _ in range(2):
@@ -271,6 +272,7 @@ def test_bad_drafters_are_switched_off_and_harm_nothing(llama: Path) -> None:
 
 
 def test_namespaces_never_share(llama: Path) -> None:
+    """what-breaks 3"""
     prompt = [*PROMPTS[1], 5, 6, 7]
     with engine(llama) as running:
         seen = [running.generate(prompt, greedy(2), salt=salt).usage.cached_tokens for salt in (None, "a", "b", "a")]
@@ -290,6 +292,7 @@ def test_a_conversation_extends_its_own_output(llama: Path, page: int) -> None:
 
 
 def test_refusals_name_the_parameter(llama: Path) -> None:
+    """what-breaks 20: the last request cannot be retracted."""
     with engine(llama, cache={"tokens": 256}) as running:
         cases: list[tuple[list[int], SamplingParams, str, str]] = [
             ([], greedy(1), "prompt", "empty"),

@@ -41,6 +41,7 @@ def run(folder: Path, temperature: float, **sections: Any) -> list[tuple[str, li
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_masked_output_is_the_same_with_everything_on(llama: Path, temperature: float) -> None:
+    """what-breaks 38: a grammar and drafts get stuck or crash together."""
     plain = run(llama, temperature)
     texts = [[*prompt, *tokens] for prompt, (_, tokens) in zip(PROMPTS, plain, strict=True)]
     axes = (["Right", "Wrong", "Tree"], [1, 4], [1, 16], ["off", "on"], [4096, 128])

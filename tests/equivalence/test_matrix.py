@@ -68,6 +68,7 @@ def run_combination(folder: Path, cache: str, page: int, chunk: int, drafter: st
 def test_pairs_of_features(
     tiny_model: Callable[[str], Path], arch: str, cache: str, page: int, chunk: int, drafter: str | None, overlap: str
 ) -> None:
+    """what-breaks 1, 42: a prefix hit changes greedy output."""
     run_combination(tiny_model(arch), cache, page, chunk, drafter, overlap)
 
 
@@ -84,7 +85,7 @@ def test_all_combinations(
 def test_retraction_changes_nothing(
     tiny_model: Callable[[str], Path], cache: str, page: int, overlap: str, drafter: str | None
 ) -> None:
-    """A pool that holds about two of the eight requests: all are retracted again and again, and write the same."""
+    """what-breaks 12: a pool of about two of the eight requests: all are retracted often, and write the same."""
     stats = check(
         tiny_model("llama"),
         drafter=drafter,

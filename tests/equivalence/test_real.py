@@ -67,6 +67,7 @@ def check(real: Real, prompts: list[list[int]], *, drafter: str | None = None, *
 
 
 def test_cold_and_warm(real: Real) -> None:
+    """what-breaks 16: state is wrong at the edge of a window."""
     check(real, real.prompts)
 
 

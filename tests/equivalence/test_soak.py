@@ -41,6 +41,7 @@ def traffic(running: Engine, seed: int, requests: int) -> None:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("overlap", "page", "drafter"), [("off", 1, None), ("off", 4, "Wrong"), ("on", 1, "Wrong")])
 def test_ten_thousand_requests(tiny_model: Callable[[str], Path], overlap: str, page: int, drafter: str | None) -> None:
+    """what-breaks 24: memory in use climbs with the number of requests served."""
     folder = tiny_model("llama")
     sections = {
         "cache": {"tokens": 240, "page_size": page},

@@ -91,6 +91,7 @@ def send(live: Live, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_disconnects_frees_its_slots(live: Live, stream: bool) -> None:
+    """what-breaks 27: a client that left is still served."""
     before = live.metrics().get("phloem_requests_total/abort", 0)
     connections = [send(live, LONG | {"stream": stream}) for _ in range(5)]
     if stream:
@@ -167,6 +168,7 @@ def test_a_processor_that_raises_fails_its_own_request(live: Live) -> None:
 
 
 def test_health_is_answered_from_heartbeats_during_a_long_step(live: Live) -> None:
+    """what-breaks 29: health fails while a long step runs, or is green while the engine hangs."""
     done: list[httpx.Response] = []
     slow = {"logits_processors": {SLOW: {"seconds": 3.5}}, "max_tokens": 1}
     thread = threading.Thread(target=lambda: done.append(live.complete(**slow)))

@@ -169,3 +169,18 @@ def test_constraints_pin_torch_without_a_build_tag() -> None:
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in pins)
     assert any(re.fullmatch(r"torch==[0-9.]+", line) for line in pins)
+
+
+def test_every_kind_of_failure_seen_elsewhere_has_its_test() -> None:
+    """Each test that the table names is there, and carries the number."""
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for number, row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert named, f"{number} has no test"
+        for file, name in named:
+            nodes = ast.walk(ast.parse((ROOT / "tests" / file).read_text()))
+            found = next((n for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name), None)
+            assert found is not None, f"{file}::{name} is gone"
+            text = ast.get_docstring(found) or ""
+            assert re.search(rf"what-breaks [\d, ]*\b{number}\b", text), f"{file}::{name} does not carry {number}"

@@ -180,6 +180,7 @@ def test_chat_logprobs_carry_exact_bytes(run: Run) -> None:
 
 
 def test_chat_stream_has_role_content_finish_and_usage_chunks(run: Run) -> None:
+    """what-breaks 51: usage at the end of a stream."""
     body = {"messages": USER, "max_tokens": 6, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     chunks = events(post(run, "/v1/chat/completions", body))
     whole = post(run, "/v1/chat/completions", {"messages": USER, "max_tokens": 6, "n": 2}).json()

@@ -228,6 +228,7 @@ def test_one_mistake(write: Any, text: str, message: str) -> None:
     ],
 )
 def test_impossible_schedules(write: Any, text: str, message: str) -> None:
+    """what-breaks 18: limits that can never work hang in silence."""
     found = problems(write(f"schedule: {text}\n"))
     assert [problem.partition(": ")[2] for problem in found] == [message]
 

@@ -111,7 +111,7 @@ def test_cuts_match_the_reference(vocab: int) -> None:
 @pytest.mark.parametrize("arguments", [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.5}, {"min_p": 0.3}])
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_ties_at_cuts_go_to_lower_ids(arguments: dict[str, Any], levels: int) -> None:
-    """Every assignment of few score levels to eight tokens: the kept set is the reference's, token by token."""
+    """what-breaks 41: every assignment of few score levels to eight tokens: the kept set is the reference's."""
     params = SamplingParams(**arguments)
     rows = [list(row) for row in itertools.product([0.0, 0.75, 1.5][:levels], repeat=VOCAB)][:: 1 if levels < 3 else 7]
     for got, row in zip(probabilities(torch.tensor(rows), params), rows, strict=True):

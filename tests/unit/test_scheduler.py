@@ -100,6 +100,7 @@ def test_everything_finishes_in_a_pool_that_forces_retraction(policy: str, cache
 
 
 def test_a_lone_request_may_fill_the_whole_pool() -> None:
+    """what-breaks 20: the last request cannot be retracted."""
     bench = Bench(pool=64)
     bench.add(text(1, 30), out=34)
     bench.drain()
@@ -159,7 +160,7 @@ def test_lpm_runs_the_longest_match_first_and_fcfs_does_not() -> None:
 
 
 def test_no_request_is_overtaken_by_more_than_the_bound() -> None:
-    """A stream of hot-prefix requests against one cold one (max_overtakes is 64 here)."""
+    """what-breaks 22: A stream of hot-prefix requests against one cold one (max_overtakes is 64 here)."""
     bench = Bench(pool=8192, max_running=1, chunk=256)
     hot = text(0, 200)
     bench.add(hot, out=1)

@@ -183,7 +183,7 @@ def test_any_text_in_single_bytes(toy: str, text: str, cuts: set[int]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(list(TOYS)), st.lists(st.integers(0, 10**6), max_size=40), st.sets(st.integers(0, 39)))
 def test_when_text_is_taken_changes_nothing(toy: str, numbers: list[int], cuts: set[int]) -> None:
-    """Any tokens, broken ones too: the same text whether taken always, never or sometimes."""
+    """what-breaks 47: Any tokens, broken ones too: the same text whether taken always, never or sometimes."""
     ids = [number % TOYS[toy].backend.get_vocab_size() for number in numbers]
     params = {"stop": ["ab", "世", "\ufffd\ufffd\ufffd"], "stop_regex": ["b+c", r"\s{2}"]}
     for arguments in ({}, params):
@@ -314,6 +314,7 @@ def every_split(text: str) -> list[list[str]]:
     ],
 )
 def test_stop_strings_split_in_every_way(text: str, stops: list[str], expected: str, found: str | None) -> None:
+    """what-breaks 49: stop strings over several tokens are missed or leaked."""
     for parts in every_split(text):
         *released, reason = find(parts, stops)
         assert ("".join(released), reason) == (expected, found), parts

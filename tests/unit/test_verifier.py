@@ -133,7 +133,7 @@ def test_company_changes_no_output(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "top_k", "all cuts", "penalties", "grammar and more", "min_tokens"])
 def test_two_tokens_have_the_distribution_of_the_reference(name: str) -> None:
-    """Chi-square of the pairs drawn by 1,500 seeds, with random trees as drafts, against exact enumeration."""
+    """what-breaks 41: chi-square of the pairs of 1,500 seeds, with random trees as drafts, against exact counts."""
     rng = random.Random(name)
     drawn = [make_request(PARAMS[name], (4, 5), seed=seed) for seed in range(1500)]
     drafts = [random_draft(rng, 5) for _ in range(50)]
