@@ -21,11 +21,13 @@ import zmq
 from phloem.errors import PhloemError
 from phloem.interfaces import ServiceInfo, TokenizerData
 from phloem.messages import ErrorInfo, Event, GenerateCall
+from phloem.registry import Registry
 
 from .wire import Abort, Ask, Beat, Boot, Events, Failed, Message, Ready, Reply, Stop, Submit, decode_command, encode
 
 if TYPE_CHECKING:
     from phloem.config import Config
+    from phloem.loop import EngineCore
 
 T = TypeVar("T")
 STATS_WAIT_S = 0.02  # an idle loop answers at once
@@ -173,13 +175,16 @@ def _load(config: dict[str, Any]) -> Loaded:
 
     resolved = Config.from_dict(config)
     core = EngineCore.from_config(resolved)
-    return core, core.parts.memory, _chosen(resolved)
+    return core, core.parts.memory, _chosen(resolved, core)
 
 
-def _chosen(config: Config) -> dict[str, str]:
-    """The plugins in use, by config section, for the banner."""
-    single = {"model": config.model.use, "cache": config.cache.use, "schedule": config.schedule.use}
-    single["grammar"] = config.grammar.use
+def _chosen(config: Config, core: EngineCore) -> dict[str, str]:
+    """The plugins in use, by config section, for the banner; what `auto` came to is told by the objects."""
+    executor = core.parts.executor
+    auto = {"model": type(executor.model), "attention": type(executor.attention)}
+    names = {(found.kind, found.target.partition(":")[2]): found.name for found in Registry().found()}
+    single = {kind: names.get((kind, cls.__name__), cls.__name__) for kind, cls in auto.items()}
+    single |= {"cache": config.cache.use, "schedule": config.schedule.use, "grammar": config.grammar.use}
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
 

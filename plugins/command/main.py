@@ -51,16 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     registry = Registry()
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help(registry))
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        print(f"phloem {metadata.version('phloem')}")
-        return 0
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for noisy in ("httpx", "httpcore", "urllib3", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(_help(registry), flush=True)
+            return 0 if arguments else 2
+        if arguments[0] == "--version":
+            print(f"phloem {metadata.version('phloem')}")
+            return 0
         return _run(registry, arguments[0], arguments[1:])
     except PhloemError as error:
         if debug:
