@@ -11,7 +11,7 @@ import torch
 
 from .admission import Admission
 from .config import Config
-from .config_sections import AttentionPair
+from .config_sections import AttentionPair, AttentionSection
 from .drafting import Drafting
 from .errors import ConfigError
 from .executor import Executor, SplitAttention
@@ -21,6 +21,7 @@ from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
 from .loop import Parts
 from .memory import plan_memory
+from .model_spec import ModelSpec
 from .pool import KVStore, SlotPool
 from .registry import build
 from .request import Request
@@ -70,7 +71,7 @@ def build_parts(config: Config) -> Parts:
     scheduler = Scheduler(ledger, policy, config.schedule, drafting.propose, host_bound, config.engine.draft_tokens)
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
-    attention = _attention(config, make)
+    attention = _attention(config, model.spec, make)
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
     grammar = make("grammar", config.grammar)
     seed, policy_name = config.engine.seed, config.schedule.use
@@ -99,12 +100,25 @@ def _device(config: Config) -> torch.device:
     return device
 
 
-def _attention(config: Config, make: Any) -> Attention:
+def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:
+    """The kernel, or the pair; ConfigError where one cannot do what the model or the drafters ask of it."""
+    windows = {"window": f"{spec.name} has layers with a window"} if any(g.window for g in spec.groups) else {}
+    trees = {"tree_mask": f"spec.{config.spec[0].use} proposes drafts"} if config.spec else {}
+
+    def kernel(section: AttentionSection, needs: dict[str, str]) -> Attention:
+        made: Attention = make("attention", section)
+        for need, why in needs.items():
+            if need not in getattr(made, "capabilities", ()):
+                raise ConfigError(
+                    f"attention: {section.use!r} has no {need}, and {why}",
+                    hint="choose another: `attention: torch`",
+                )
+        return made
+
     section = config.attention
-    if isinstance(section, AttentionPair):
-        return SplitAttention(make("attention", section.prefill), make("attention", section.decode))
-    made: Attention = make("attention", section)
-    return made
+    if isinstance(section, AttentionPair):  # drafts are never run by the kernel for single tokens
+        return SplitAttention(kernel(section.prefill, windows | trees), kernel(section.decode, windows))
+    return kernel(section, windows | trees)
 
 
 def _served_name(path: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import Batch
+from phloem.hooks import hookimpl
 from phloem.interfaces import AttentionStep, PluginContext
 from phloem.params import SamplingParams
 from phloem.plugins.attention.torch_paged import TorchAttention
@@ -32,6 +33,12 @@ class FailsOnce(TorchAttention):
         if self.steps == self.at:
             raise RuntimeError("this kernel broke")
         return super().prepare(batch, kv)
+
+
+class Plain(TorchAttention):
+    """The reference kernel without windows or trees, by its own word."""
+
+    capabilities = frozenset({"gqa"})
 
 
 class Slow(TorchAttention):
@@ -91,3 +98,32 @@ class Fickle(ToyGrammar):
         bad.__dict__.update(good.__dict__)
         bad.raises = str(params.regex).startswith("x")
         return bad
+
+
+class BadObserver:
+    """Raises whenever it is called."""
+
+    api = 1
+    capabilities = frozenset[str]()
+
+    class Options(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        pass
+
+    @hookimpl
+    def start(self) -> None:
+        raise ZeroDivisionError("start")
+
+    @hookimpl
+    def step(self) -> None:
+        raise ZeroDivisionError("step")
+
+    @hookimpl
+    def request(self) -> None:
+        raise ZeroDivisionError("request")
+
+    @hookimpl
+    def stop(self) -> None:
+        raise ZeroDivisionError("stop")

@@ -13,7 +13,7 @@ import torch
 
 from equivalence.harness import assert_same, engine, greedy, prompts, tiny_reference
 from phloem import Engine, SamplingParams
-from phloem.errors import ContextError, PhloemError, RequestError
+from phloem.errors import ConfigError, ContextError, PhloemError, RequestError
 from phloem.results import Result
 
 PROMPTS = prompts(6)
@@ -368,6 +368,25 @@ def test_a_request_that_ends_while_the_next_step_runs_touches_no_other_row(llama
 
         for result, tokens, stop in zip(asyncio.run(run()), truth, stops, strict=True):
             assert result.token_ids == (tokens[: tokens.index(stop[0]) + 1] if stop else tokens)
+
+
+def test_a_kernel_that_cannot_is_refused_before_it_computes_something_else(tiny_model: Tiny, llama: Path) -> None:
+    plain = {"use": f"{FAULTY}:Plain"}
+    with pytest.raises(ConfigError, match=r"faulty_plugins\.py:Plain' has no window, and gemma3_text has layers with"):
+        engine(tiny_model("gemma3"), attention=plain)
+    with pytest.raises(ConfigError, match=r"has no tree_mask, and spec.*:Right proposes drafts"):
+        engine(llama, drafter="Right", attention=plain)
+    with engine(llama, drafter="Right", attention={"prefill": "torch", "decode": plain}) as running:
+        assert running.generate(PROMPTS[0], greedy(2)).finish_reason == "length"
+    with engine(llama, attention=plain) as running:
+        assert running.generate(PROMPTS[0], greedy(2)).finish_reason == "length"
+
+
+def test_an_observer_that_raises_harms_nobody(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with engine(llama, observers=[{"use": f"{FAULTY}:BadObserver"}]) as running:
+        for prompt, result in zip(PROMPTS, running.generate(PROMPTS, greedy(12)), strict=True):
+            assert_same(result.token_ids, *tiny_reference(llama).greedy(prompt, 12))
+    assert "is switched off" in caplog.text
 
 
 def test_many_threads_share_one_engine(llama: Path) -> None:
