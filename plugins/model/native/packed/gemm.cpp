@@ -3,7 +3,8 @@
 // A decode step has few rows, and then the weights' way from memory is the floor: every byte should be read once and
 // cost nothing beside it. So w lies in panels of PANEL outputs, [panel][k][PANEL], which are streamed through once per
 // call. A panel is held against up to ROWS rows of x at a time, whose sums stay in registers; further blocks of rows
-// find the panel in the cache. With more rows than the cache can hide, the same tile runs at the vector units' rate.
+// find the panel in the cache, and each block fetches its share of the next panel, so that memory is busy all the while.
+// With more rows than that can hide, the same tile runs at the vector units' rate.
 // Tile shape after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 
 #include <algorithm>
@@ -17,8 +18,6 @@ constexpr int LANES = 8, ROWS = 6;  // 12 sums, 2 weights, 1 broadcast: of 16 re
 constexpr int LANES = 4, ROWS = 8;  // NEON, SSE
 #endif
 constexpr int PANEL = 2 * LANES;
-constexpr int AHEAD = 24;  // steps of k between a prefetch and its use: about 1.5 KiB, past one memory latency
-
 typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 
 struct Product {
@@ -32,11 +31,12 @@ struct Product {
 };
 
 template <int R>
-static void block(const Product& p, const float* w, int64_t row, int64_t column, int64_t width) {
+static void block(const Product& p, const float* w, const float* next, int64_t step, int64_t row, int64_t column,
+                  int64_t width) {
     vec low[R] = {}, high[R] = {};
     const float* x = p.x + row * p.ldx;
-    for (int64_t i = 0; i < p.k; i++, w += PANEL) {
-        __builtin_prefetch(w + AHEAD * PANEL);
+    for (int64_t i = 0; i < p.k; i++, w += PANEL, next += step) {
+        __builtin_prefetch(next);  // never read, so it may lie past the end
         const vec first = *(const vec*)w, second = *(const vec*)(w + LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -57,7 +57,7 @@ static void block(const Product& p, const float* w, int64_t row, int64_t column,
     }
 }
 
-using Block = void (*)(const Product&, const float*, int64_t, int64_t, int64_t);
+using Block = void (*)(const Product&, const float*, const float*, int64_t, int64_t, int64_t, int64_t);
 static constexpr Block BLOCKS[] = {block<1>, block<2>, block<3>, block<4>,  block<5>,  block<6>,
 #if !defined(__AVX2__) || defined(__AVX512F__)
                                    block<7>, block<8>,
@@ -94,7 +94,8 @@ void phloem_gemm(const float* x, int64_t m, int64_t ldx, const float* packed, in
         const int64_t column = panel * PANEL, width = std::min<int64_t>(PANEL, n - column);
         for (int64_t b = 0; b < blocks; b++) {
             const int64_t from = b * m / blocks, to = (b + 1) * m / blocks;
-            BLOCKS[to - from - 1](p, packed + panel * k * PANEL, from, column, width);
+            const float* w = packed + panel * k * PANEL;
+            BLOCKS[to - from - 1](p, w, w + k * PANEL + b * k * PANEL / blocks, PANEL / blocks, from, column, width);
         }
     }
 }
