@@ -7,6 +7,8 @@ import itertools
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from phloem.errors import EngineDeadError, PhloemError, RequestError
 from phloem.interfaces import ServiceInfo
 from phloem.messages import Event, GenerateCall
@@ -29,7 +31,9 @@ class RemoteService:
         self._tokenizer: Tokenizer | None = None
         self._send: Send | None = None
         self._down = "the model is still loading"
-        self._calls: dict[str, asyncio.Queue[Event | PhloemError]] = {}
+        self._calls: dict[str, asyncio.Queue[Event | PhloemError]] = {}  # by the id that travels
+        self._sent_as: dict[str, str] = {}  # id of each open call -> the id that travels
+        self._left: dict[str, int] = {}  # aborted calls whose end is still on its way -> choices that have not ended
         self._asks: dict[int, asyncio.Future[Any]] = {}
         self._tickets = itertools.count()
 
@@ -51,32 +55,39 @@ class RemoteService:
 
     async def submit(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
         """Run a call; see Service.submit. Closing the generator aborts it."""
-        if call.call_id in self._calls:
+        if call.call_id in self._sent_as:
             raise RequestError(f"request id '{call.call_id[:80]}' is in use", param="rid")
-        self._post(Submit(call))
+        sent_as = call.call_id
+        if sent_as in self._left:  # what is still to come under this name is not for this call
+            sent_as = f"{sent_as}~{next(self._tickets)}"
+        self._post(Submit(msgspec.structs.replace(call, call_id=sent_as)))
         queue: asyncio.Queue[Event | PhloemError] = asyncio.Queue()
-        self._calls[call.call_id] = queue
+        self._calls[sent_as] = queue
+        self._sent_as[call.call_id] = sent_as
         left = call.params.n
         try:
             while left:
                 event = await queue.get()
+                left = _still_open(left, event)
                 if isinstance(event, PhloemError):
-                    left = 0
                     raise event
                 if event.error is not None:
                     raise as_exception(event.error)
-                left -= event.finish_reason is not None
+                event.call_id = call.call_id
                 yield event
         finally:
-            del self._calls[call.call_id]
+            del self._sent_as[call.call_id], self._calls[sent_as]
+            while not queue.empty():
+                left = _still_open(left, queue.get_nowait())
             if left and self._send is not None:
-                self._send(encode(Abort(call.call_id)))
+                self._left[sent_as] = left
+                self._send(encode(Abort(sent_as)))
 
     async def abort(self, call_id: str) -> bool:
         """Cancel exactly this call; its stream ends with finish_reason "abort"."""
-        if call_id not in self._calls:
+        if call_id not in self._sent_as:
             return False
-        self._post(Abort(call_id))
+        self._post(Abort(self._sent_as[call_id]))
         return True
 
     async def stats(self) -> dict[str, Any]:
@@ -104,6 +115,7 @@ class RemoteService:
             if not future.done():
                 future.set_exception(self._dead())
         self._asks.clear()
+        self._left.clear()
 
     def fail_all(self, error: PhloemError) -> None:
         """End every call that still runs, at the end of a drain."""
@@ -119,6 +131,8 @@ class RemoteService:
                 queue = self._calls.get(event.call_id)
                 if queue is not None:
                     queue.put_nowait(event)
+                elif left := _still_open(self._left.pop(event.call_id, 0), event):
+                    self._left[event.call_id] = left
         elif isinstance(message, Beat):
             self.beat = message
         elif isinstance(message, Reply):
@@ -162,3 +176,10 @@ class RemoteService:
 
     def _dead(self) -> EngineDeadError:
         return EngineDeadError(self._down, hint="retry in a few seconds")
+
+
+def _still_open(choices: int, event: Event | PhloemError) -> int:
+    """Choices that go on after an event; a refused or lost call has none, whatever its number."""
+    if isinstance(event, PhloemError) or (event.error is not None and event.usage is None):
+        return 0
+    return max(0, choices - (event.finish_reason is not None))

@@ -94,6 +94,25 @@ def test_leaving_a_stream_aborts_the_call() -> None:
     supervised(test, step_s=0.02)
 
 
+def test_a_name_used_again_at_once_is_a_new_call() -> None:
+    """The end of an aborted call is still on its way when its name is taken by the next one."""
+
+    async def test(supervisor: Supervisor, service: RemoteService) -> None:
+        for _ in range(5):
+            stream = service.submit(call("x", [69], max_tokens=200))
+            await anext(stream)
+            await stream.aclose()
+        events = await collect(service, call("x", [69, 70], max_tokens=3, n=2))
+        assert [event.finish_reason for event in events if event.finish_reason] == ["length"] * 2
+        assert {event.call_id for event in events} == {"x"}
+        with pytest.raises(RequestError):
+            await collect(service, call("y", [69], max_tokens=1000, n=3))
+        assert not service._left, "what has ended is forgotten"
+        assert (await service.stats())["running"] == 0
+
+    supervised(test, step_s=0.02)
+
+
 def test_a_killed_process_fails_its_calls_and_comes_back() -> None:
     async def test(supervisor: Supervisor, service: RemoteService) -> None:
         tasks = [asyncio.create_task(collect(service, call(str(i), [69], max_tokens=200))) for i in range(20)]
