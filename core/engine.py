@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import queue
 import threading
 import uuid
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .config import Config, load_config
-from .errors import EngineDeadError, RequestError
+from .errors import ConfigError, EngineDeadError, RequestError
 from .messages import Event, GenerateCall
 from .params import SamplingParams
 from .results import Collector, Output, Result
@@ -36,6 +37,8 @@ class Engine:
     def __init__(self, model: str | None = None, /, **sections: Any) -> None:
         if model is not None:
             given = sections.get("model", {})
+            if isinstance(given, Mapping) and "path" in given:
+                raise ConfigError(f"the model is given twice: {model!r} and model.path {given['path']!r}")
             sections["model"] = {**({"use": given} if isinstance(given, str) else given), "path": model}
         self._start(load_config(sections=sections))
 
@@ -202,9 +205,13 @@ class Engine:
         unknown = set(call) - {"salt", "adapter", "priority", "routing_key"}
         if unknown:
             raise RequestError(f"unknown argument {sorted(unknown)[0]!r}", param=sorted(unknown)[0])
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            got = type(params).__name__
+            raise RequestError(f"params must be one SamplingParams for all prompts, got {got}", param="params")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         call_id = f"{self._prefix}-{next(self._ids)}"
-        return GenerateCall(call_id=call_id, prompt=ids, params=params or SamplingParams(), stream=stream, **call)
+        return GenerateCall(call_id=call_id, prompt=ids, params=params, stream=stream, **call)
 
     def open_call(self, call: GenerateCall, sink: Sink) -> None:
         with self._lock:
@@ -224,18 +231,24 @@ def _as_list(prompt: Any) -> tuple[list[Prompt], bool]:
     """A list of prompts, and whether the caller gave a single one."""
     if isinstance(prompt, str):
         return [prompt], True
+    if not isinstance(prompt, (list, tuple)) or not any(isinstance(item, (str, list, tuple)) for item in prompt):
+        return [_token_ids(prompt)], True
+    return list(prompt), False
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """The ids of a prompt given as ids; whatever counts as an integer will do, such as numpy's."""
     if not isinstance(prompt, (list, tuple)):
         raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompt).__name__}", param="prompt")
-    items = list(prompt)
-    if not items:
+    if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one token or one prompt", param="prompt")
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        return [items], True
-    for item in items:
-        ids = isinstance(item, (list, tuple)) and all(isinstance(t, int) for t in item)
-        if not isinstance(item, str) and not ids:
-            raise RequestError("a list of prompts holds strings or lists of token ids", param="prompt")
-    return items, False
+    try:
+        if bool in map(type, prompt):
+            raise TypeError
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        kinds = ", ".join(sorted({type(token).__name__ for token in prompt}))
+        raise RequestError(f"the token ids of a prompt are integers, got {kinds}", param="prompt") from None
 
 
 def _delta(event: Event, collector: Collector) -> Result:

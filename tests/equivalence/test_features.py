@@ -7,7 +7,9 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -314,6 +316,29 @@ def test_refusals_name_the_parameter(llama: Path) -> None:
         with pytest.raises(RequestError, match="schedule policy 'lpm' ignores it"):
             running.generate([5], greedy(1), priority=3)
         assert running.generate([5] * 200, SamplingParams(temperature=0.0, ignore_eos=True)).finish_reason == "length"
+
+
+def test_every_door_refuses_what_is_no_prompt(llama: Path) -> None:
+    with engine(llama, cache={"tokens": 256}) as running:
+        cases: list[tuple[Any, str]] = [
+            (None, "a string or a list of token ids, got NoneType"),
+            ([5, "a"], "a string or a list of token ids, got (int|list)|the token ids of a prompt are integers"),
+            ([5.0], "the token ids of a prompt are integers, got float"),
+            ([True], "the token ids of a prompt are integers, got bool"),
+            ([], "the prompt is empty"),
+        ]
+        for prompt, words in cases:
+            for door in (running.generate, lambda *given: list(running.stream(*given))):
+                with pytest.raises(RequestError, match=words):
+                    door(prompt, greedy(1))
+        with pytest.raises(RequestError, match="the token ids of a prompt are integers, got bool"):
+            running.generate([[True]], greedy(1))
+        with pytest.raises(RequestError, match="one SamplingParams for all prompts, got list"):
+            running.generate([[5], [6]], [greedy(1), greedy(1)])  # type: ignore[call-overload]
+        ids = [np.int64(5), np.int32(6)]
+        assert running.generate(ids, greedy(3)).token_ids == running.generate([5, 6], greedy(3)).token_ids
+    with pytest.raises(ConfigError, match="the model is given twice: 'a' and"):
+        Engine("a", model={"path": "b"})
 
 
 def test_a_step_that_fails_fails_its_requests_only(llama: Path) -> None:
