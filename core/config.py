@@ -190,6 +190,7 @@ def _explain(error: ValidationError, exact: type[Config], layers: Sequence[Layer
         path: KeyPath = tuple(detail["loc"])
         kind, value = detail["type"], detail["input"]
         message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        message = message.replace("must be a valid tuple", "must be a list")
         if kind == "default_factory_not_called":  # follows from another error
             continue
         if kind == "extra_forbidden":

@@ -57,7 +57,8 @@ class Layer:
     def place(self, path: KeyPath) -> str:
         """What messages call that place."""
         mark = self.mark(path)
-        return mark.place if mark else self.name
+        within = (held.place for at, held in self.marks.items() if at.startswith(f"{dotted(path)}."))
+        return mark.place if mark else ", ".join(within) or self.name
 
 
 def read_layers(

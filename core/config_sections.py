@@ -145,9 +145,9 @@ class CacheSection(PluginSection):
     def _whole_pages(self) -> CacheSection:
         if self.tokens is not None and self.tokens % self.page_size:
             pages, rest = divmod(self.tokens, self.page_size)
+            fitting = " or ".join(str(n * self.page_size) for n in (pages, pages + 1) if n)
             raise ValueError(
-                f"tokens {self.tokens} = {pages} pages of page_size {self.page_size} + {rest}: "
-                f"use {pages * self.page_size} or {(pages + 1) * self.page_size}"
+                f"tokens {self.tokens} = {pages} pages of page_size {self.page_size} + {rest}: use {fitting}"
             )
         return self
 

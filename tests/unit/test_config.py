@@ -238,6 +238,16 @@ def test_impossible_caches(write: Any) -> None:
     assert problems(write("cache: {page_size: 16, tokens: 100}\n")) == [
         "engine.yaml:1:1: cache: tokens 100 = 6 pages of page_size 16 + 4: use 96 or 112"
     ]
+    assert problems(sets=["cache.tokens=10", "cache.page_size=16"]) == [
+        "--set cache.tokens=10, --set cache.page_size=16: cache: tokens 10 = 0 pages of page_size 16 + 10: use 16"
+    ]
+
+
+def test_a_list_that_is_none(write: Any) -> None:
+    assert problems(write("server: {apis: openai}\n")) == [
+        "engine.yaml:1:10: server.apis: must be a list, got 'openai'"
+    ]
+    assert problems(sets=["observers.0.path=x"]) == ["--set observers.0.path=x: observers: must be a list of plugins"]
 
 
 def test_a_small_step_lowers_the_default_chunk(write: Any) -> None:
