@@ -213,6 +213,8 @@ def check_contract(kind: str, label: str, cls: Any) -> None:
     if not isinstance(cls, type):
         raise PluginError(f"{label} is not a class")
     spoken = getattr(cls, "api", None)
+    if spoken is None:
+        raise PluginError(f"{label} breaks the contract of its kind: the class has no `api = {interfaces.API}`")
     if spoken != interfaces.API:
         raise PluginError(
             f"{label} speaks plugin API {spoken}, this phloem speaks {interfaces.API}",

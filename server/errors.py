@@ -140,5 +140,5 @@ _BRANCHES = frozenset({"str", "int", "bool", "float"})
 
 
 def _reason(problem: Any) -> str:
-    message = str(problem["msg"])
+    message = str(problem["msg"]).replace("valid dictionary or object to extract fields from", "JSON object")
     return message[0].lower() + message[1:]

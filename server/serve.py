@@ -154,6 +154,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {reason}", hint="choose another server.port (--port), or 0 for a free one"
+            f"cannot listen on {host}:{port}: {reason}",
+            hint="choose another server.port (--port; 0 takes a free one) or server.host (--host)",
         ) from error
     return bound

@@ -18,9 +18,14 @@ def add_target(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
     )
 
 
+def is_file(target: str) -> bool:
+    """Whether a target is a configuration, and not a model."""
+    return target.endswith((".yaml", ".yml"))
+
+
 def load_target(target: str | None, *, sets: Sequence[str] = ()) -> Config:
     """What commands take as CONFIG|MODEL: a YAML file, or a model with the defaults; None is all defaults."""
-    if target is None or target.endswith((".yaml", ".yml")):
+    if target is None or is_file(target):
         return load_config(target, sets=sets)
     return load_config(sections={"model": {"path": target}}, sets=sets)
 

@@ -14,7 +14,7 @@ from phloem.config import Config
 from phloem.config_yaml import KeyPath
 
 from ._reference import reference, schema
-from ._target import add_target, load_target
+from ._target import add_target, is_file, load_target
 
 
 class ConfigCommand:
@@ -40,7 +40,9 @@ class ConfigCommand:
             print(reference(), end="")
         else:
             config = load_target(args.target, sets=args.sets)
-            print("\n".join(show(config)) if args.action == "show" else "the configuration is right")
+            model = args.target if args.target and not is_file(args.target) else None
+            right = f"{model}, taken as a model, with the defaults: right" if model else "the configuration is right"
+            print("\n".join(show(config)) if args.action == "show" else right)
         return 0
 
 

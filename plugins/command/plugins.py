@@ -17,6 +17,7 @@ from ._reference import options_table
 from ._scaffold import scaffold
 from ._survey import survey
 from ._table import table
+from ._templates import BODIES
 
 HEADER = ("kind", "name", "version", "distribution", "status", "description")
 
@@ -41,7 +42,7 @@ class Plugins:
             "--set", action="append", default=[], metavar="NAME=VALUE", help="attribute of the suite, such as options"
         )
         new = actions.add_parser("new", help="write an installable distribution whose tests pass")
-        new.add_argument("kind", choices=KINDS)
+        new.add_argument("kind", help=", ".join(sorted(BODIES)))
         new.add_argument("name", help="what `use:` will say")
         new.add_argument("--into", type=Path, default=Path(), help="folder to create it in (default: here)")
 
@@ -113,6 +114,8 @@ def _selected(config: Config) -> set[tuple[str, str]]:
 def _named(name: str) -> tuple[str, str]:
     """(kind, name) of `kind.name` or of a name that only one kind has."""
     found: list[Found] = [f for f in Registry().found() if f.kind in KINDS and name in (f.name, f"{f.kind}.{f.name}")]
+    if not found and ":" in name:
+        raise ConfigError(f"the kind of '{name}' is not known", hint="say --kind KIND: a file or module names none")
     if not found:
         known = [word for f in Registry().found() if f.kind in KINDS for word in (f.name, f"{f.kind}.{f.name}")]
         raise PluginError(f"no plugin is named '{name}' {did_you_mean(name, known)}")

@@ -322,6 +322,7 @@ REFUSED = [
     ({"regex": "a", "choices": ["b"]}, "choices", "given together"),
     ({"messages": []}, "messages", "at least one"),
     ({"messages": "hi"}, "messages", "valid list"),
+    ({"messages": [5]}, "messages[0]", "input should be a JSON object"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'system'"),
     ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[].name", "cannot be honoured"),

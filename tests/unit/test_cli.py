@@ -173,9 +173,29 @@ def test_plugins_check(tmp_path: Path) -> None:
     broken = phloem("plugins", "check", "--kind", "schedule", "./bad.py:Old", cwd=tmp_path)
     assert broken.returncode == 2
     assert "speaks plugin API 0" in broken.stderr
+    kindless = phloem("plugins", "check", "./bad.py:Loser", cwd=tmp_path)
+    assert kindless.returncode == 2
+    assert "say --kind KIND" in kindless.stderr
+
+
+def test_kinds_with_a_template_are_those_that_help_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plugins", "new", "--help"])
+    assert "api, attention, cache, eviction, grammar, observer, sampler, schedule, spec" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main(["plugins", "new", "component", "x"]) == 2
+    assert "there is no template for kind 'component'" in capsys.readouterr().err
 
 
 # --- config
+
+
+def test_config_check_says_what_it_took_for_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "engine.yam"]) == 0
+    assert capsys.readouterr().out == "engine.yam, taken as a model, with the defaults: right\n"
+    assert main(["config", "check"]) == 0
+    assert capsys.readouterr().out == "the configuration is right\n"
 
 
 def test_config_show_tells_where_values_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,7 @@ def test_syntax_error_names_file_and_line(shelf: Path) -> None:
     ("cls", "message"),
     [
         ("Old", "speaks plugin API 0, this phloem speaks 1"),
+        ("Silent", "breaks the contract of its kind: the class has no `api = 1`"),
         (
             "NoOptions",
             "it has no `Options`, a pydantic model; it has no method order(waiting); it has no method victim",

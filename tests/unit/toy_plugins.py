@@ -57,6 +57,10 @@ class Confused(Policy):
     requires = frozenset({"atention:tree_mask"})
 
 
+class Silent(Policy):
+    api = None
+
+
 class Old(Policy):
     api = 0
 
