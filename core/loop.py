@@ -218,9 +218,8 @@ class EngineCore:
             log.error("the schedule policy failed", exc_info=error)
             failed = StepError(f"the schedule policy failed: {type(error).__name__}: {error}")
             self._fail([request.call.call_id for request in self.scheduler.waiting], failed)
-            for segment in plan.segments:
-                if segment.request.state is State.FINISHED:  # a choice that ran, of a call whose other one waited
-                    plan.remove(segment.request)
+            for request in {s.request for s in plan.segments if s.request.state is State.FINISHED}:
+                plan.remove(request)  # a choice that ran, of a call whose other one waited
         return plan
 
     def _commit(self, launched: Launched) -> None:

@@ -74,19 +74,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
-_OPTIONAL = type(None)
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "include_stop": ((bool,), "true or false"),
-    "ignore_eos": ((bool,), "true or false"),
-    "skip_special_tokens": ((bool,), "true or false"),
-    "stop_token_ids": ((list,), "a list of token ids"),
-    "logit_bias": ((dict, _OPTIONAL), "a mapping of token ids to numbers"),
-    "json_schema": ((dict, str, bool, _OPTIONAL), "a JSON schema"),
-    "regex": ((str, _OPTIONAL), "a string"),
-    "grammar": ((str, _OPTIONAL), "a string"),
-    "choices": ((list, _OPTIONAL), "a list of strings"),
-    "logits_processors": ((dict, _OPTIONAL), "a mapping of names to arguments"),
-}
+# Of these the declared type is checked; numbers and stops have checks, and words, of their own.
+_TYPED = ("stop_token_ids", "logit_bias", "json_schema", "regex", "grammar", "choices", "logits_processors")
+_TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if f.type is bool or f.name in _TYPED}
 # name -> (lowest, highest, lowest is allowed, what to say)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, True),
@@ -102,10 +92,11 @@ MAX_STOPS = 64
 
 
 def _check_types(p: SamplingParams) -> None:
-    for name, (types, what) in _TYPES.items():
-        value = getattr(p, name)
-        if not isinstance(value, types):
-            raise RequestError(f"{name} must be {what}, got {value!r}", param=name)
+    for name, declared in _TYPES.items():
+        try:
+            msgspec.convert(getattr(p, name), declared)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{name}: {error}", param=name) from None
 
 
 def _check_ranges(p: SamplingParams) -> None:
@@ -149,12 +140,12 @@ def _check_lists(p: SamplingParams) -> None:
             raise RequestError(f"{name} has {len(values)} entries, at most {MAX_STOPS} are allowed", param=name)
         if "" in values:
             raise RequestError(f"{name} must not contain an empty string", param=name)
-    if not all(isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in p.stop_token_ids):
+    if not all(t >= 0 for t in p.stop_token_ids):
         raise RequestError("stop_token_ids must be non-negative integers", param="stop_token_ids")
     for token, bias in (p.logit_bias or {}).items():
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+        if token < 0:
             raise RequestError(f"logit_bias key {token!r} is not a token id", param="logit_bias")
-        if not isinstance(bias, (int, float)) or not -100.0 <= bias <= 100.0:
+        if not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias}", param="logit_bias")
-    if p.choices is not None and (not p.choices or not all(isinstance(c, str) and c for c in p.choices)):
+    if p.choices is not None and not (p.choices and all(p.choices)):
         raise RequestError("choices must be a non-empty list of non-empty strings", param="choices")
