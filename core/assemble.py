@@ -109,10 +109,8 @@ def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:
         made: Attention = make("attention", section)
         for need, why in needs.items():
             if need not in getattr(made, "capabilities", ()):
-                raise ConfigError(
-                    f"attention: {section.use!r} has no {need}, and {why}",
-                    hint="choose another: `attention: torch`",
-                )
+                problem = f"attention: {section.use!r} has no {need}, and {why}"
+                raise ConfigError(problem, hint="choose another: `attention: torch`")
         return made
 
     section = config.attention

@@ -61,6 +61,7 @@ class Engine:
         self.core = EngineCore.from_config(config)
         self.tokenizer = Tokenizer(self.core.tokenizer_data)
         self._sinks: dict[str, Sink] = {}
+        self.names: dict[str, str] = {}  # calls of API plugins by the callers' ids -> the loop's
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._prefix = uuid.uuid4().hex[:8]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
+from .errors import RequestError
 from .interfaces import ServiceInfo
 from .messages import Event, GenerateCall
 from .results import as_exception
@@ -31,25 +35,32 @@ class LocalService:
         """Start a call and yield its events. Raises the error of a refused or failed one. Leaving early aborts it."""
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Event] = asyncio.Queue()
-        left = call.params.n
+        left, names = call.params.n, self._engine.names
+        if call.call_id in names:
+            raise RequestError(f"request id {call.call_id!r} is in use", param="rid")
+        # Under a name of its own: the end of an aborted call may still be on its way when its id is used again.
+        made = msgspec.structs.replace(call, call_id=f"{call.call_id}~{uuid.uuid4().hex[:8]}")
+        names[call.call_id] = made.call_id
 
         def receive(event: Event) -> None:
             loop.call_soon_threadsafe(inbox.put_nowait, event)
 
-        self._engine.open_call(call, receive)
         try:
+            self._engine.open_call(made, receive)
             while left:
                 event = await inbox.get()
                 if event.error is not None:
                     raise as_exception(event.error)
                 left -= event.finish_reason is not None
+                event.call_id = call.call_id
                 yield event
         finally:
-            self._engine.close_call(call.call_id, abort=left > 0)
+            del names[call.call_id]
+            self._engine.close_call(made.call_id, abort=left > 0)
 
     async def abort(self, call_id: str) -> bool:
         """Abort exactly this call; False if it is not running."""
-        return await self._invoke(lambda core: core.abort_now(call_id))
+        return await self._invoke(lambda core: core.abort_now(self._engine.names.get(call_id, call_id)))
 
     async def stats(self) -> dict[str, Any]:
         """The engine's counters."""

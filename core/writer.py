@@ -23,10 +23,8 @@ def write(request: Request, tokens: Sequence[int], logprobs: Sequence[TokenLogpr
 
 def _follow(request: Request, token: int) -> None:
     """Advance the grammar. One that breaks here, or forbids what its own mask allowed, ends its request."""
-    if request.matcher is None:
-        return
     try:
-        if request.matcher.accept(token) or token in request.stop_ids:
+        if request.matcher is None or request.matcher.accept(token) or token in request.stop_ids:
             return
         request.error = StepError(f"the grammar forbids token {token}, which its mask allowed")
     except Exception as error:
@@ -36,12 +34,11 @@ def _follow(request: Request, token: int) -> None:
 def _advance_text(request: Request, token: int) -> None:
     assert request.text is not None
     ended = token in request.stop_ids
-    if request.error is not None:
-        request.finish_reason = "error"
-        return
     if not ended or request.params.include_stop:
         request.text.push(token)
-    if ended:
+    if request.error is not None:
+        request.finish_reason = "error"
+    elif ended:
         request.finish_reason = "stop"
         request.stop_reason = token if token in request.params.stop_token_ids else None
     elif request.text.stopped is not None:

@@ -16,6 +16,7 @@ import torch
 from equivalence.harness import assert_same, engine, greedy, prompts, tiny_reference
 from phloem import Engine, SamplingParams
 from phloem.errors import ConfigError, ContextError, PhloemError, RequestError
+from phloem.messages import GenerateCall
 from phloem.results import Result
 
 PROMPTS = prompts(6)
@@ -443,6 +444,33 @@ def test_a_closed_engine_says_so(llama: Path) -> None:
         running.generate([5], greedy(1))
     with pytest.raises(PhloemError, match="closed"):
         running.stats()
+
+
+@pytest.mark.asyncio
+async def test_a_callers_id_names_one_call_at_a_time(llama: Path) -> None:
+    """A second call of that name is refused and the first goes on; once it is left, the name is free at once."""
+
+    def call(count: int) -> GenerateCall:
+        return GenerateCall(call_id="a", prompt=PROMPTS[0], params=greedy(count))
+
+    with engine(llama) as running:
+        service = running.service()
+        first = service.submit(call(300))
+        await anext(first)
+        with pytest.raises(RequestError, match="request id 'a' is in use"):
+            await anext(running.service().submit(call(4)))
+        assert (await anext(first)).call_id == "a"
+        await first.aclose()
+        events = [event async for event in service.submit(call(4))]
+        assert [token for event in events for token in event.token_ids] == tiny_reference(llama).greedy(PROMPTS[0], 4)[
+            0
+        ]
+        assert events[-1].finish_reason == "length"
+        second = service.submit(call(300))
+        await anext(second)
+        assert await service.abort("a")
+        assert not await service.abort("a")
+        assert [event.finish_reason async for event in second][-1] == "abort"
 
 
 async def collect(running: Engine, prompt: list[int]) -> list[int]:
