@@ -11,7 +11,7 @@ import torch
 
 from .admission import Admission
 from .config import Config
-from .config_sections import AttentionPair, AttentionSection
+from .config_sections import AttentionPair, AttentionSection, sampler_name
 from .drafting import Drafting
 from .errors import ConfigError
 from .executor import Executor, SplitAttention
@@ -62,7 +62,7 @@ def build_parts(config: Config) -> Parts:
     ledger = Ledger(cache, pools, kv, rows=rows, context=limit, shares="sharing" in cache.capabilities)
 
     drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
-    processors = {section.use: make("sampler", section) for section in config.samplers}
+    processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
     policy = make("schedule", config.schedule)
 
     def host_bound(request: Request) -> bool:

@@ -145,7 +145,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
     for name, (kind, base) in LISTS.items():
         items = next(layer.data[name] for layer in reversed(layers) if name in layer.data)
         fields[name] = tuple.__class_getitem__(tuple(section((name, i), kind, base) for i in range(len(items))))
-        uses = [item.get("use") for item in items] if name == "samplers" else []
+        uses = [s.sampler_name(str(item.get("use"))) for item in items] if name == "samplers" else []
         for i, use in enumerate(uses):
             if use in uses[:i]:  # requests choose a sampler by its name
                 problems.append(f"{_where(layers, (name, i))}: samplers[{i}]: '{use}' is given twice")

@@ -262,5 +262,13 @@ class ObserverSection(PluginSection):
     """One observer."""
 
 
+def sampler_name(use: str) -> str:
+    """What requests call a processor: its plugin's name, or its class where `use` is `file.py:Class`.
+
+    A client must not need to know where the server keeps its files.
+    """
+    return use.rpartition(":")[2]
+
+
 class SamplerSection(PluginSection):
-    """One custom logits processor; requests ask for it by this name."""
+    """One custom logits processor; requests ask for it by its `sampler_name`."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Prompt = str | list[int]
 T = TypeVar("T")
+_OF_CALL: Mapping[str, Any] = {"salt": str | None, "adapter": str | None, "routing_key": str | None, "priority": int}
 
 
 class Engine:
@@ -203,9 +204,11 @@ class Engine:
         return self.core.invoke(function).result()
 
     def _call(self, prompt: Prompt, params: SamplingParams | None, *, stream: bool, **call: Any) -> GenerateCall:
-        unknown = set(call) - {"salt", "adapter", "priority", "routing_key"}
-        if unknown:
-            raise RequestError(f"unknown argument {sorted(unknown)[0]!r}", param=sorted(unknown)[0])
+        for name, value in call.items():
+            if name not in _OF_CALL:
+                raise RequestError(f"unknown argument {name!r}", param=name)
+            if not isinstance(value, _OF_CALL[name]):
+                raise RequestError(f"{name} has the wrong type, got {value!r}", param=name)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             got = type(params).__name__

@@ -336,6 +336,9 @@ def test_every_door_refuses_what_is_no_prompt(llama: Path) -> None:
             running.generate([[True]], greedy(1))
         with pytest.raises(RequestError, match="one SamplingParams for all prompts, got list"):
             running.generate([[5], [6]], [greedy(1), greedy(1)])  # type: ignore[call-overload]
+        for name, value in (("priority", "high"), ("salt", 5)):
+            with pytest.raises(RequestError, match=f"{name} has the wrong type, got {value!r}"):
+                running.generate([5], greedy(1), **{name: value})
         ids = [np.int64(5), np.int32(6)]
         assert running.generate(ids, greedy(3)).token_ids == running.generate([5, 6], greedy(3)).token_ids
     with pytest.raises(ConfigError, match="the model is given twice: 'a' and"):

@@ -160,7 +160,7 @@ def test_a_processor_that_raises_fails_its_own_request(live: Live) -> None:
     replies = []
     bystander = threading.Thread(target=lambda: replies.append(live.complete(max_tokens=50, ignore_eos=True)))
     bystander.start()
-    reply = live.complete(logits_processors={BOMB: {}})
+    reply = live.complete(logits_processors={"Bomb": {}})
     bystander.join()
     assert reply.status_code == 500
     assert "boom" in reply.json()["error"]["message"]
@@ -170,7 +170,7 @@ def test_a_processor_that_raises_fails_its_own_request(live: Live) -> None:
 def test_health_is_answered_from_heartbeats_during_a_long_step(live: Live) -> None:
     """what-breaks 29: health fails while a long step runs, or is green while the engine hangs."""
     done: list[httpx.Response] = []
-    slow = {"logits_processors": {SLOW: {"seconds": 3.5}}, "max_tokens": 1}
+    slow = {"logits_processors": {"Slow": {"seconds": 3.5}}, "max_tokens": 1}
     thread = threading.Thread(target=lambda: done.append(live.complete(**slow)))
     thread.start()
     seen: list[str] = []

@@ -192,7 +192,7 @@ def test_ten_mistakes_are_ten_messages(write: Any) -> None:
         ("observers: [5]\n", "engine.yaml:1:13: observers[0]: must be a plugin's name or a mapping, got 5"),
         (
             "samplers: ['phloem.testing.sampler:FakeProcessor', {use: 'phloem.testing.sampler:FakeProcessor'}]\n",
-            "engine.yaml:1:52: samplers[1]: 'phloem.testing.sampler:FakeProcessor' is given twice",
+            "engine.yaml:1:52: samplers[1]: 'FakeProcessor' is given twice",
         ),
         ("cache: none\n", "engine.yaml:1:1: cache.use: no cache plugin is named 'none'"),
         ("server: {apis: [opnai]}\n", "engine.yaml:1:17: server.apis[0]: no api plugin is named 'opnai' (did you mean"),
