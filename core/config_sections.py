@@ -263,10 +263,7 @@ class ObserverSection(PluginSection):
 
 
 def sampler_name(use: str) -> str:
-    """What requests call a processor: its plugin's name, or its class where `use` is `file.py:Class`.
-
-    A client must not need to know where the server keeps its files.
-    """
+    """What requests call a processor: its plugin's name, or its class; clients need not know the server's files."""
     return use.rpartition(":")[2]
 
 

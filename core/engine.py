@@ -209,13 +209,11 @@ class Engine:
                 raise RequestError(f"unknown argument {name!r}", param=name)
             if not isinstance(value, _OF_CALL[name]):
                 raise RequestError(f"{name} has the wrong type, got {value!r}", param=name)
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            got = type(params).__name__
-            raise RequestError(f"params must be one SamplingParams for all prompts, got {got}", param="params")
+        if not isinstance(params, SamplingParams | None):
+            raise RequestError(f"params must be one SamplingParams for all prompts, got {params!r}", param="params")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         call_id = f"{self._prefix}-{next(self._ids)}"
-        return GenerateCall(call_id=call_id, prompt=ids, params=params, stream=stream, **call)
+        return GenerateCall(call_id=call_id, prompt=ids, params=params or SamplingParams(), stream=stream, **call)
 
     def open_call(self, call: GenerateCall, sink: Sink) -> None:
         with self._lock:
@@ -233,11 +231,9 @@ class Engine:
 
 def _as_list(prompt: Any) -> tuple[list[Prompt], bool]:
     """A list of prompts, and whether the caller gave a single one."""
-    if isinstance(prompt, str):
-        return [prompt], True
-    if not isinstance(prompt, (list, tuple)) or not any(isinstance(item, (str, list, tuple)) for item in prompt):
-        return [_token_ids(prompt)], True
-    return list(prompt), False
+    if isinstance(prompt, (list, tuple)) and any(isinstance(item, (str, list, tuple)) for item in prompt):
+        return list(prompt), False
+    return [prompt], True  # `_call` judges it
 
 
 def _token_ids(prompt: Any) -> list[int]:
