@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -94,9 +93,8 @@ def _device(config: Config) -> torch.device:
             f"engine.device: {wanted!r} cannot be used: {str(error).splitlines()[0]}",
             hint="say cpu, or install a torch build for this device",
         ) from error
-    if device.type == "cpu":
-        auto = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(auto if config.engine.threads == "auto" else config.engine.threads)
+    if device.type == "cpu" and config.engine.threads != "auto":
+        torch.set_num_threads(config.engine.threads)
     return device
 
 

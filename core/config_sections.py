@@ -205,7 +205,8 @@ class EngineSection(Section):
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU where torch sees one."""
     threads: AutoSize = "auto"
-    """CPU threads of torch; `auto` is one per CPU that the process may use."""
+    """CPU threads of torch; `auto` leaves torch its own choice, which heeds OMP_NUM_THREADS. Beside other busy programs
+    fewer threads are faster: those of one step wait for each other."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Prepare the next step while the device runs this one; `auto` is off on a CPU."""
     seed: int | None = None

@@ -135,7 +135,7 @@ def _check_lists(p: SamplingParams) -> None:
     for name in ("stop", "stop_regex"):
         values = getattr(p, name)
         if not isinstance(values, list) or not all(isinstance(s, str) for s in values):
-            raise RequestError(f"{name} must be a list of strings", param=name)
+            raise RequestError(f"{name} must be a list of strings", hint=f"{name}=[...]", param=name)
         if len(values) > MAX_STOPS:
             raise RequestError(f"{name} has {len(values)} entries, at most {MAX_STOPS} are allowed", param=name)
         if "" in values:

@@ -28,7 +28,7 @@ only-include = ["$module.py"]
 README = """
 # $distribution
 
-A plugin of kind `$kind` for [phloem](https://pypi.org/project/phloem/).
+A plugin of kind `$kind` for phloem.
 
     pip install -e '.[dev]'
     pytest                       # the kind's conformance suite
