@@ -251,7 +251,7 @@ class EngineCore:
         request = segment.request
         if request.in_flight:
             request.in_flight -= segment.count
-            request.future = request.future and not segment.samples
+            request.future = request.future and request.in_flight > 0  # else this was the step that samples it
         end = segment.start + segment.count
         request.computed = end
         in_prompt = max(0, min(end, request.prompt_len) - segment.start)

@@ -10,7 +10,10 @@ import pytest
 
 from equivalence.harness import TOYS, assert_same, greedy, prompts, tiny_reference
 from phloem import SamplingParams
+from phloem.batch import Plan
 from phloem.config import load_config
+from phloem.executor import Launched
+from phloem.inputs import future_rows
 from phloem.loop import EngineCore
 from phloem.messages import Event, GenerateCall
 
@@ -113,3 +116,22 @@ def test_prompt_logprobs_of_a_request_retracted_in_its_prefill(llama: Path, over
     expected, got = (next(e.prompt_logprobs for e in s.of("scored") if e.prompt_logprobs) for s in (calm, tight))
     assert [e and e.token_id for e in got] == [None, *DOOMED[1:]]
     assert [e.logprob for e in got[1:]] == pytest.approx([e.logprob for e in expected[1:]], abs=1e-3)
+
+
+def test_running_ahead_never_pauses_for_the_host(llama: Path) -> None:
+    """Every decode step but the first is launched while its input token is still on the device."""
+    stepper = Stepper(llama, engine={"overlap": "on"})
+    unknown: list[int] = []
+    launch = stepper.core.parts.executor.launch
+
+    def watched(plan: Plan, masks: Any) -> Launched:
+        unknown.append(len(future_rows(plan)[0]))
+        return launch(plan, masks)
+
+    stepper.core.parts.executor.launch = watched  # type: ignore[method-assign]
+    for name, prompt in (("a", DOOMED), ("b", OTHER)):
+        stepper.submit(name, prompt, greedy(12))
+    stepper.finish()
+    assert unknown[1:12] == [2] * 11
+    for name, prompt in (("a", DOOMED), ("b", OTHER)):
+        assert_same(stepper.tokens(name), *tiny_reference(llama).greedy(prompt, 12))
