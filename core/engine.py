@@ -9,6 +9,7 @@ import queue
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .config import Config, load_config
@@ -56,25 +57,32 @@ class Engine:
         return engine
 
     def _start(self, config: Config) -> None:
-        from .loop import EngineCore  # torch comes with it; `import phloem` must stay cheap
-
         self.config = config
-        self.core = EngineCore.from_config(config)
-        self.tokenizer = Tokenizer(self.core.tokenizer_data)
         self._sinks: dict[str, Sink] = {}
         self.names: dict[str, str] = {}  # calls of API plugins by the callers' ids -> the loop's
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._prefix = uuid.uuid4().hex[:8]
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="phloem-loop", daemon=True)
+        # Loaded on the loop's thread: OpenMP gives each thread that computes a pool of its own, and a second pool
+        # makes the workers of both sleep between any two operations.
+        built: Future[EngineCore] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(built,), name="phloem-loop", daemon=True)
         self._thread.start()
+        self.core = built.result()
+        self.tokenizer = Tokenizer(self.core.tokenizer_data)
 
     # --- life
 
-    def _serve(self) -> None:
+    def _serve(self, built: Future[EngineCore]) -> None:
+        from .executor import settle  # torch comes with it; `import phloem` must stay cheap
+        from .loop import EngineCore
+
+        settle(lambda: EngineCore.from_config(self.config), built)
+        if built.exception() is not None:
+            return
         try:
-            self.core.run(self._emit)
+            built.result().run(self._emit)
         finally:
             with self._lock:
                 self._closed = True
