@@ -22,7 +22,7 @@ SOURCE_FOLDERS = ("core", "plugins", "server")
 # text, drafts, and failures that stay with their own request cost more code than the plan allowed for. Making lines
 # denser would hide that, so the budget says what the core is; it is meant to fall, and whatever only commands or the
 # server use belongs to these.
-CORE_LINES = 3950
+CORE_LINES = 4000
 FILE_LINES = 450
 FUNCTION_LINES = 60
 PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}
