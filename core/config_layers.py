@@ -112,6 +112,7 @@ def _default_layer() -> Layer:
     """The lowest layer: it only names plugins; every other default lives on the section or `Options` class."""
     data: dict[str, Any] = {name: [] for name in LISTS} | {name: {} for name in PLAIN}
     data |= {name: {"use": cls.model_fields["use"].default} for name, cls in SECTIONS.items() if name not in PLAIN}
+    data["spec"] = [{"use": "grammar"}]
     data["cache"]["eviction"] = {"use": s.CacheSection.model_fields["eviction"].default.use}
     return Layer("default", data)
 

@@ -179,8 +179,23 @@ class ScheduleSection(PluginSection):
 class GrammarSection(PluginSection):
     """What enforces JSON schemas, regular expressions, grammars and choices."""
 
-    use: str = "none"
-    """Grammar plugin; `none` refuses constrained requests."""
+    use: str = "xgrammar"
+    """Grammar backend; `auto` takes, per constraint, the first of xgrammar, llguidance and outlines that enforces all of
+    it; `none` refuses constrained requests. The default becomes `none` where xgrammar is not installed."""
+    also: tuple[str, ...] = ()
+    """Further backends that a request may name (`grammar_backend`)."""
+    whitespace: Literal["compact", "flexible"] = "compact"
+    """Between JSON's parts: `compact` is one space after `,` and `:`, `flexible` lets the model choose, within bounds."""
+    workers: Annotated[int, Field(ge=1)] = 1
+    """Processes that compile."""
+    timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Seconds after which a compilation is killed and its request refused."""
+    memory: Annotated[Size, Field(ge=1)] = 2 * 1024**3
+    """Bytes that a compile process may allocate."""
+    cache_size: Annotated[Size, Field(ge=0)] = 256 * 1024**2
+    """Bytes of compiled grammars that are kept, least recently used go first."""
+    max_source: Annotated[Size, Field(ge=1)] = 1024**2
+    """Largest constraint in bytes; a longer one is refused."""
 
 
 class AttentionSection(PluginSection):

@@ -15,12 +15,14 @@ class Draft:
 
     `tokens[i]` continues the path that ends at node `parents[i]`; -1 is the request's last token. Parents come
     before their children. `probs[i]`, where given, is the probability with which a drafter that declares `drawn`
-    drew node i. Sibling nodes carry distinct tokens.
+    drew node i. Sibling nodes carry distinct tokens. The first `forced` nodes are a chain from the root that is
+    accepted without asking the target: lossy, so only a drafter that was configured for it says so.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probs: tuple[float, ...] | None = None
+    forced: int = 0
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> Draft:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import Batch, IntArray
+from .constraint import Constraint, Unenforced
 from .drafts import Draft
 from .messages import GenerateCall
 from .model_spec import ModelSpec
@@ -240,6 +241,13 @@ class Model(Protocol):
         """Output head on chosen rows: [N, hidden] -> float32 [N, vocab_size]."""
 
 
+class SparseHead(Protocol):
+    """What a model with the capability `sparse_head` has besides: the executor asks where a grammar allows little."""
+
+    def logits_at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Columns of `logits` for one row: [hidden], [K] int64 -> float32 [K]."""
+
+
 # --- kind "spec" -------------------------------------------------------------------------------------------------
 
 
@@ -248,17 +256,18 @@ class DraftContext:
     """What a drafter may see of a request. It never sees the target's pending draw (design §6)."""
 
     request_id: str
-    tokens: array[int]  # prompt and output; read only
+    tokens: array[int]  # prompt and output, and the chain of a drafter that leads; read only
     prompt_len: int
     namespace: Namespace
-    matcher: Matcher | None
+    matcher: Matcher | None  # stands after `tokens`; leave it as found
     params: SamplingParams
 
 
 class Drafter(Protocol):
     """Kind `spec`. Proposes continuations; the engine verifies them. Wrong proposals cost time, never correctness.
 
-    Raising, or proposing nonsense, switches the drafter off for that request.
+    Raising, or proposing nonsense, switches the drafter off for that request. Capability `leads`: its chain is so
+    likely that drafters after it are asked to continue it (their `context.tokens` and `matcher` stand at its end).
     """
 
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
@@ -286,15 +295,35 @@ class Matcher(Protocol):
     def is_complete(self) -> bool:
         """True when nothing but the end may follow."""
 
+    def forced(self) -> bytes:
+        """The bytes that every continuation begins with, as far as they are known; b"" where the backend can't say.
+
+        Leaves the state as it is. Called once per decode segment and step by the drafter `grammar`.
+        """
+
     def fork(self) -> Matcher:
         """An independent copy of the state."""
 
 
 class Grammar(Protocol):
-    """Kind `grammar`. Compiles constraints of SamplingParams into matchers."""
+    """Kind `grammar`: one backend. Capabilities: the kinds of constraint it can compile (`constraint.KINDS`).
 
-    def compile(self, params: SamplingParams) -> Matcher:
-        """A matcher at its start. Raises RequestError naming what cannot be enforced."""
+    An instance lives in the engine and one in every compile worker, a process with a memory and a time limit.
+    `unenforced` and `compile` are called there, `matcher` here, on a thread of its own; the engine caches what
+    `matcher` returns and gives each request a `fork` of it. The module must import without the backend's library
+    being imported (raise ImportError(name=...) where it is absent); the constructor may import it.
+    """
+
+    capabilities: frozenset[str]
+
+    def unenforced(self, constraint: Constraint) -> list[Unenforced]:
+        """What this backend would let pass of a constraint that it accepts; [] where it enforces all of it."""
+
+    def compile(self, constraint: Constraint) -> bytes:
+        """All of the work: what `matcher` needs. Raises RequestError (param=constraint.kind) for an invalid one."""
+
+    def matcher(self, constraint: Constraint, compiled: bytes) -> Matcher:
+        """A matcher at its start. Cheap next to `compile`, if the library can store what it compiled."""
 
 
 # --- kind "sampler" ----------------------------------------------------------------------------------------------
@@ -321,6 +350,70 @@ class LogitsProcessor(Protocol):
 
     def process(self, logits: torch.Tensor, rows: Sequence[RowContext]) -> None:
         """Edit logits [len(rows), vocab] in place."""
+
+
+# --- kind "parser" -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)  # JSON schema of the arguments object
+    strict: bool = False
+
+
+class Piece(NamedTuple):
+    """A part of a model's answer, in order. Joined, the texts of one kind (and call) are the whole of it."""
+
+    kind: str  # "content", "reasoning", "call" (a call begins; text is its name) or "arguments" (JSON text)
+    text: str
+    call: int = 0  # which call, from 0: for "call" and "arguments"
+
+
+class ParserStream(Protocol):
+    """Parses one answer. What it returns for a text is the same for every way of cutting the text into pushes."""
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that are certain now. Called once per event of a streamed answer."""
+
+    def finish(self) -> list[Piece]:
+        """What was held back. An unfinished call is given as content or as far as it is certain, never dropped."""
+
+
+class Parser(Protocol):
+    """Kind `parser`. A model's own format of tool calls and thoughts, defined once: to constrain and to parse.
+
+    Capabilities: `tools`, `reasoning`. Used by `api` plugins in the server's process: no engine, no torch.
+    """
+
+    capabilities: frozenset[str]
+    special: bool  # its markers are special tokens: the text must be produced with skip_special_tokens=False
+    think: tuple[str, str] | None  # texts that open and close a thought; None: the format has none
+
+    @classmethod
+    def matches(cls, template: str) -> bool:
+        """True if a chat template (its Jinja source) is one of this format: how `auto` chooses."""
+
+    def stream(self, tools: Sequence[Tool], prompt: str = "") -> ParserStream:
+        """A parser of one answer. `prompt` is the end of the prompt's text, which may have opened a thought."""
+
+    def constraint(self, tools: Sequence[Tool], choice: str, parallel: bool) -> dict[str, Any] | None:
+        """A structural tag (`{"type": "structural_tag", "format": ...}`) that holds the answer to the format.
+
+        `choice`: "auto" (text, or calls), "required" (one call at least), or a tool's name. None: nothing to enforce.
+        """
+
+    def instructions(self, tools: Sequence[Tool], parallel: bool) -> str:
+        """The system text that tells a model of its tools, for templates that ignore them."""
+
+    def call_text(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Earlier calls, (name, JSON text of the arguments) each, as the model would have written them."""
+
+    def result_text(self, name: str, content: str) -> str:
+        """A tool's answer as the text of a user message, for templates that know no role `tool`."""
 
 
 # --- kind "api" and the program interface ------------------------------------------------------------------------

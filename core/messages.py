@@ -55,6 +55,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: str | None = None  # "stop", "length", "abort", "error"
     stop_reason: int | str | None = None  # the stop token or string that matched
     usage: Usage | None = None  # with finish_reason: this choice's counts
+    notes: list[str] = []  # with finish_reason: what was not honoured to the letter, as the request allowed
     error: ErrorInfo | None = None
 
 

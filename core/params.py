@@ -43,9 +43,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs_mode: str = "raw"  # "raw": the model's own; "processed": after all filters
     skip_special_tokens: bool = True
     json_schema: dict[str, Any] | str | bool | None = None
-    regex: str | None = None
-    grammar: str | None = None
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # the whole output matches it
+    ebnf: str | None = None  # xgrammar's dialect of GBNF
+    lark: str | None = None  # llguidance's dialect of Lark
     choices: list[str] | None = None
+    structural_tag: dict[str, Any] | str | None = None  # {"structures": ..., "triggers": ...} or {"format": ...}
+    strict: bool = True  # False: what a backend cannot enforce of a schema is reported in `notes`, not refused
+    grammar_backend: str | None = None  # one of the configured backends; None: the first that can
+    think_start: str | None = None  # text that opens a thought; constraints do not hold inside one
+    think_end: str | None = None  # text that ends it; what follows obeys the constraint
+    think_tokens: int | None = None  # most tokens of a thought; then think_end is forced
     logits_processors: dict[str, dict[str, Any]] | None = None  # name in `samplers:` -> arguments
 
     def __post_init__(self) -> None:
@@ -66,7 +74,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def constraints(self) -> list[str]:
         """Names of what the output must follow: one, or none."""
-        return [name for name in ("json_schema", "regex", "grammar", "choices") if getattr(self, name) is not None]
+        absent = {"json_object": False}
+        return [name for name in _CONSTRAINTS if getattr(self, name) is not absent.get(name)]
 
     @property
     def penalised(self) -> bool:
@@ -75,8 +84,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 # Of these the declared type is checked; numbers and stops have checks, and words, of their own.
-_TYPED = ("stop_token_ids", "logit_bias", "json_schema", "regex", "grammar", "choices", "logits_processors")
-_TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if f.type is bool or f.name in _TYPED}
+_CONSTRAINTS = ("json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag")
+_TYPED = ("stop_token_ids", "logit_bias", *_CONSTRAINTS, "grammar_backend", "think_start", "think_end")
+_TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if f.type is bool or f.name in (*_TYPED, "logits_processors")}
 # name -> (lowest, highest, lowest is allowed, what to say)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, True),
@@ -113,6 +123,7 @@ def _check_ranges(p: SamplingParams) -> None:
         ("n", 1, MAX_N),
         ("logprobs", 0, MAX_LOGPROBS),
         ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ("think_tokens", 0, None),
         ("seed", None, None),
     ):
         value = getattr(p, name)
@@ -147,5 +158,10 @@ def _check_lists(p: SamplingParams) -> None:
             raise RequestError(f"logit_bias key {token!r} is not a token id", param="logit_bias")
         if not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias}", param="logit_bias")
+    for name in ("think_start", "think_end"):
+        if getattr(p, name) == "":
+            raise RequestError(f"{name} must not be empty", param=name)
+    if p.think_end is None and (p.think_start is not None or p.think_tokens is not None):
+        raise RequestError("think_start and think_tokens need think_end", param="think_end")
     if p.choices is not None and not (p.choices and all(p.choices)):
         raise RequestError("choices must be a non-empty list of non-empty strings", param="choices")

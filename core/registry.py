@@ -28,7 +28,7 @@ KINDS = (
 AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("torch",)}
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
-    **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api"},
+    **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api", "parser": "Parser"},
 }
 _OURS = "phloem"
 

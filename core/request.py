@@ -25,6 +25,7 @@ class Namespace(NamedTuple):
 class State(enum.Enum):
     """Where a request is in its life."""
 
+    COMPILING = "compiling"  # its grammar is not ready; in no queue
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -69,6 +70,7 @@ class Request:
     last_token_s: float = 0.0
     # decoding
     matcher: Matcher | None = None
+    notes: list[str] = field(default_factory=list)  # what the caller allowed not to be honoured to the letter
     drafters_off: set[str] = field(default_factory=set)
     text: TextStream | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
