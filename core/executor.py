@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
 
 import torch
 
 from .batch import Batch, Plan, Segment
+from .filters import picked
 from .inputs import build, future_rows, prompt_rows
-from .interfaces import Attention, AttentionStep, Model
+from .interfaces import Attention, AttentionStep, Model, SparseHead
+from .masks import MaskFiller, Masks
 from .messages import TokenLogprob
 from .pool import KVStore, SlotTable
 from .sampler import Outcome, Pending, Sampler, prompt_logprobs
@@ -66,14 +69,17 @@ class Executor:
         rows = self.table.slots[0].shape[0]
         self._last = torch.zeros(rows, dtype=torch.int64, device=self.device)  # each row's newest sampled token
         self._worker = ThreadPoolExecutor(1, "phloem-step") if self.ahead else None
+        self._masks = MaskFiller(self.model.spec.vocab_size, self.device)
+        sparse = "sparse_head" in getattr(self.model, "capabilities", ())
+        self._sparse = cast(SparseHead, self.model) if sparse else None
 
     def close(self) -> None:
         """Stop the worker thread."""
         if self._worker:
             self._worker.shutdown()
 
-    def launch(self, plan: Plan, masks: Callable[[], torch.Tensor | None]) -> Launched:
-        """Start a step. `masks` is called on the caller's thread once the model's work is under way."""
+    def launch(self, plan: Plan) -> Launched:
+        """Start a step. Masks are filled on the caller's thread once the model's work is under way."""
         begin = time.perf_counter()
         batch = build(plan, self.table, self.device)
         future = future_rows(plan)
@@ -82,9 +88,9 @@ class Executor:
         build_s = time.perf_counter() - begin
         spans: dict[str, float] = {}
         hidden = self._submit(lambda: self._timed(spans, "forward", lambda: self._forward(batch, future)))
-        mask = settle(masks, Future())
+        masks = settle(lambda: self._masks.fill([s for s in plan.segments if s.samples]), Future())
         pending = self._submit(
-            lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, hidden.result(), mask.result()))
+            lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, hidden.result(), masks.result()))
         )
         scores = self._submit(lambda: self._score_prompts(plan, hidden.result()))
         return Launched(plan, pending, scores, build_s, spans)
@@ -108,15 +114,25 @@ class Executor:
         return hidden.index_select(0, batch.logits_rows)
 
     @torch.inference_mode()
-    def _sample(self, plan: Plan, table_rows: list[int], hidden: torch.Tensor, masks: torch.Tensor | None) -> Pending:
+    def _sample(self, plan: Plan, table_rows: list[int], hidden: torch.Tensor, masks: Masks | None) -> Pending:
         segments = [segment for segment in plan.segments if segment.samples]
-        rows = [1 + (len(segment.draft) if segment.draft else 0) for segment in segments]
-        logits = self.model.logits(hidden[: sum(rows)]) if segments else hidden.new_zeros(0, self.model.spec.vocab_size)
-        pending = self.sampler.start(logits, segments, masks)
+        pending = self.sampler.start(partial(self._head, hidden), segments, masks)
         if segments:
-            roots = torch.tensor(rows).cumsum(0) - torch.tensor(rows)
-            self._last[torch.tensor(table_rows, device=self.device)] = pending.tokens[roots.to(self.device)]
+            rows = torch.tensor([1 + len(segment.draft or ()) for segment in segments])
+            roots = (rows.cumsum(0) - rows).to(self.device)
+            self._last[torch.tensor(table_rows, device=self.device)] = pending.tokens[roots]
         return pending
+
+    def _head(
+        self, hidden: torch.Tensor, rows: Sequence[int], few: Sequence[tuple[int, torch.Tensor]]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Logits as the sampler wants them: one product over the rows that need all of theirs, the rest by columns."""
+        every = [*rows, *(row for row, _ in few)] if self._sparse is None else rows
+        logits = self.model.logits(picked(hidden, every)) if every else hidden.new_zeros(0, self.model.spec.vocab_size)
+        if self._sparse is not None:
+            return logits, [self._sparse.logits_at(hidden[row], tokens.to(self.device)) for row, tokens in few]
+        rest = zip(logits[len(rows) :], few, strict=True)
+        return logits[: len(rows)], [own[tokens.to(self.device)] for own, (_, tokens) in rest]
 
     @torch.inference_mode()
     def _score_prompts(self, plan: Plan, hidden: torch.Tensor) -> dict[int, list[TokenLogprob]]:

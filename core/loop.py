@@ -19,7 +19,6 @@ from .executor import Executor, Launched, settle
 from .hooks import ObserverSet
 from .interfaces import ServiceInfo, TokenizerData
 from .ledger import Ledger
-from .masks import fill_masks
 from .messages import Event, GenerateCall
 from .request import Request, State
 from .sampler import Outcome
@@ -127,9 +126,7 @@ class EngineCore:
         launched = None
         if plan:
             plan_s = time.perf_counter() - begin
-            launched = self.parts.executor.launch(
-                plan, lambda: fill_masks([s for s in plan.segments if s.samples], self.info.spec.vocab_size)
-            )
+            launched = self.parts.executor.launch(plan)
             launched.spans["plan"] = plan_s
         if self.parts.executor.ahead:
             for segment in plan.segments:

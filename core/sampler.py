@@ -1,13 +1,20 @@
-"""From logits to tokens: sampling and verification are one pipeline over (segment, node) rows."""
+"""From logits to tokens: sampling and verification are one pipeline over (segment, node) rows.
+
+Under a grammar most rows allow few tokens. A row that allows one is not sampled; one that allows a few is sampled from
+a table of just these, and only their columns of the output head are asked for (design §6).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from . import cutoffs, filters, noise
 from .batch import Segment
@@ -15,8 +22,16 @@ from .cutoffs import Kept
 from .errors import PhloemError, RequestError, StepError
 from .filters import Span
 from .interfaces import LogitsProcessor
+from .masks import DEAD, Masks
 from .messages import TokenLogprob
 from .verifier import walk
+
+# Rows that allow at most this many tokens are sampled from a table of their own. It is where fetching the columns of
+# a head of 49,152 x 576 float32 one by one costs as much as one more row of its product: 0.2 to 0.4 ms either way.
+FEW_TOKENS = 128
+
+# The output head of a step: for some rows the logits [D, vocab] float32, for others those of given tokens, [K] each.
+Head = Callable[[Sequence[int], Sequence[tuple[int, torch.Tensor]]], tuple[torch.Tensor, list[torch.Tensor]]]
 
 
 @dataclass(slots=True)
@@ -40,8 +55,8 @@ class Pending:
 
     tokens: torch.Tensor  # [N] int64, on the logits' device: a valid token id for every row, whatever its outcome
     _best: torch.Tensor  # [N] score that won each row; not finite where something is wrong
-    _logits: torch.Tensor
-    _masks: torch.Tensor | None
+    _logits: torch.Tensor  # [D, vocab] of the rows that need all of theirs
+    _masks: Masks | None
     _spans: list[Span]
     _work: _Work | None
 
@@ -57,7 +72,7 @@ class Pending:
         error = span.error or span.segment.request.error
         if error is not None:
             return Outcome([], [], error=error if isinstance(error, PhloemError) else StepError(repr(error)))
-        own = samples[span.row : span.row + span.count]
+        own = samples[span.row : span.row + len(span.positions)]
         tokens, nodes = walk(span.segment.draft, own, span.segment.request.stop_ids)
         if len(tokens) > len(nodes):
             return Outcome(tokens, nodes)
@@ -71,9 +86,9 @@ class Pending:
         early = span.positions[i] < span.params.min_tokens
         ends = set(span.ends()) if early else set()
         if span.segment.request.matcher is not None and self._masks is not None:
-            packed = self._masks[span.row + i].contiguous().view(torch.uint8).numpy()
-            bits = np.unpackbits(packed, bitorder="little")[: self._logits.shape[1]]
-            allowed = set(np.flatnonzero(bits).tolist())
+            if self._masks.counts[span.row + i] == DEAD:
+                return StepError(f"the grammar forbids the token before {where}, which its mask allowed")
+            allowed = set(self._masks.tokens([span.row + i])[0].tolist())
             if not allowed:
                 return RequestError(f"the grammar allows no token of this vocabulary at {where}", param="grammar")
             if allowed <= ends:
@@ -104,9 +119,10 @@ class Pending:
 
     def _scores(self, span: Span, rows: list[int], mode: str) -> torch.Tensor:
         """[rows, vocab]: raw logits, or the scores that were drawn from (greedy: before temperature and cut-offs)."""
+        held = [span.rows.index(i) for i in rows]
         if mode == "raw" or span.at < 0 or self._work is None:
-            return self._logits[[span.row + i for i in rows]]
-        return self._work.dense([span.at + i for i in rows])
+            return self._logits[[span.first + i for i in held]]
+        return self._work.dense([span.at + i for i in held])
 
 
 @dataclass(slots=True)
@@ -138,34 +154,75 @@ class Sampler:
         self.processors = processors
         self._hashed: torch.Tensor | None = None  # [vocab] int32 on the logits' device
 
-    def start(self, logits: torch.Tensor, segments: Sequence[Segment], masks: torch.Tensor | None = None) -> Pending:
-        """Sample every row of logits [N, vocab] float32, N = sum(1 + nodes) over `segments`, all of which sample.
+    def start(self, head: Head, segments: Sequence[Segment], masks: Masks | None = None) -> Pending:
+        """Sample all N = sum(1 + nodes) rows of `segments`, all of which sample; `masks` as `MaskFiller` makes them.
 
-        `masks` [N, ceil(vocab / 32)] int32 as `fill_masks` makes them. Logits are left as they are. Waits for the
-        device nowhere unless it is the CPU. A batch of plain greedy rows costs one argmax.
+        The head is called once. Its logits are left as they are. Waits for the device nowhere unless it is the CPU.
+        A batch of plain greedy rows costs one argmax.
         """
         spans = _lay_out(segments)
+        few, certain = _narrow(spans, masks) if masks is not None else ([], [])
+        dense, narrow = ([span.row + i for span in table for i in span.rows] for table in (spans, few))
+        ids = masks.tokens(narrow) if masks is not None else []
+        logits, columns = head(dense, [(row, torch.from_numpy(own)) for row, own in zip(narrow, ids, strict=True)])
+        work, best, tokens = self._sample(logits, spans, masks)
+        if masks is not None:
+            rows = len(masks.counts)  # those that nothing is asked of are won by nothing
+            best, tokens = _spread(best, dense, rows, -math.inf), _spread(tokens, dense, rows, 0)
+            if narrow:
+                _put(best, tokens, narrow, *self._sample_few(few, ids, columns))
+            if certain:
+                only = torch.from_numpy(np.concatenate(masks.tokens(certain))).to(tokens.device)
+                _put(best, tokens, certain, best.new_zeros(len(certain)), only)
+        return Pending(tokens, best, logits, masks, spans, work)
+
+    def _sample(
+        self, logits: torch.Tensor, spans: Sequence[Span], masks: Masks | None
+    ) -> tuple[_Work | None, torch.Tensor, torch.Tensor]:
+        """Rows that need all logits [D, vocab]: the working copy, and per row the winning score and its token."""
         assert logits.shape[0] == sum(span.count for span in spans), "logits rows do not match the segments"
         groups = self._group(spans, masks)
         touched = [span for group in groups for span in group]
-        plain = len(touched) < len(spans)
+        plain = sum(span.count for span in touched) < logits.shape[0]
         best, tokens = noise.winners(logits if plain else logits[:, :1])  # without plain rows all are overwritten
-        work = None
-        if touched:
-            work, own_best, own_tokens = self._filter(logits, groups, masks)
-            rows = torch.tensor([span.row + i for span in touched for i in range(span.count)], device=logits.device)
-            best, tokens = best.index_copy(0, rows, own_best), tokens.index_copy(0, rows, own_tokens)
-        return Pending(tokens, best, logits, masks, spans, work)
+        if not touched:
+            return None, best, tokens
+        rows = [span.first + i for span in touched for i in range(span.count)]
+        if masks is None:
+            scores = logits[torch.tensor(rows, device=logits.device)]
+        else:
+            bits = filters.picked(masks.bits, [span.row + i for span in touched for i in span.rows])
+            scores = filters.masked(logits, rows, bits)
+        work, own_best, own_tokens = self._filter(scores, groups)
+        _put(best, tokens, rows, own_best, own_tokens)
+        return work, best, tokens
 
-    def _group(self, spans: Sequence[Span], masks: torch.Tensor | None) -> tuple[list[Span], list[Span], list[Span]]:
-        """Spans that are edited and greedy, drawn from all tokens, drawn from a part; and their working rows."""
+    def _sample_few(
+        self, spans: Sequence[Span], ids: Sequence[npt.NDArray[np.int64]], columns: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of few tokens, `ids` and their logits one by one: per row the winning score and its token."""
+        groups = self._group(spans, None, plain=True)
+        rows = [span.first + i for group in groups for span in group for i in range(span.count)]
+        # padded behind with the last token, so that ids ascend, and minus infinity
+        padded = pad_sequence([torch.from_numpy(ids[row]) for row in rows], True, self.vocab_size - 1)
+        scores = pad_sequence([columns[row] for row in rows], True, -math.inf)
+        _, best, tokens = self._filter(scores, groups, padded)
+        back = torch.tensor(rows).argsort().to(best.device)
+        return best[back], tokens[back]
+
+    def _group(
+        self, spans: Sequence[Span], masks: Masks | None, *, plain: bool = False
+    ) -> tuple[list[Span], list[Span], list[Span]]:
+        """Spans that are greedy and edited (or `plain` too), drawn from all tokens, drawn from a part; sets their rows."""
         greedy: list[Span] = []
         free: list[Span] = []
         cut: list[Span] = []
         for span in spans:
+            if not span.count:
+                continue
             if not span.params.greedy:
                 (cut if cutoffs.needs_cut(span.params, self.vocab_size) else free).append(span)
-            elif self._edited(span, masks):
+            elif plain or self._edited(span) or (masks is not None and span.segment.request.matcher is not None):
                 greedy.append(span)
         at = 0
         for span in (*greedy, *free, *cut):
@@ -174,19 +231,23 @@ class Sampler:
         return greedy, free, cut
 
     @staticmethod
-    def _edited(span: Span, masks: torch.Tensor | None) -> bool:
-        masked = masks is not None and span.segment.request.matcher is not None
-        return masked or filters.needs_edit(span.params, span.positions[0])
+    def _edited(span: Span) -> bool:
+        return filters.needs_edit(span.params, span.positions[0])
 
     def _filter(
-        self, logits: torch.Tensor, groups: tuple[list[Span], list[Span], list[Span]], masks: torch.Tensor | None
+        self,
+        scores: torch.Tensor,
+        groups: tuple[list[Span], list[Span], list[Span]],
+        ids: torch.Tensor | None = None,
     ) -> tuple[_Work, torch.Tensor, torch.Tensor]:
-        """Edit, heat, cut and draw: the working copy, and per working row the winning score and its token."""
+        """Edit, heat, cut and draw from scores [R, K], in place: the work, per row the winning score and its token.
+
+        Columns are all tokens, or `ids` [R, K] on the host.
+        """
         greedy, free, cut = groups
-        spans = [*greedy, *free, *cut]
-        rows = [span.row + i for span in spans for i in range(span.count)]
-        scores = logits[torch.tensor(rows, device=logits.device)]
-        filters.edit(scores, [span for span in spans if self._edited(span, masks)], masks, self.processors)
+        edited = [span for group in groups for span in group if self._edited(span)]
+        filters.edit(scores, edited, self.processors, None if ids is None else ids.numpy())
+        ids = None if ids is None else ids.to(scores.device)
         a, b = (sum(span.count for span in group) for group in (greedy, free))
         b += a
         won = [noise.winners(scores[:a])] if greedy else []
@@ -197,27 +258,32 @@ class Sampler:
                 scores[a:] /= torch.tensor(heat, device=scores.device)[:, None]
             keys = self._keys([*free, *cut], scores.device)
         if free:
-            won.append(noise.draw(scores[a:b], keys[: b - a], self._token_hashes(scores.device)))
+            hashed = self._token_hashes(scores.device) if ids is None else noise.token_hash(ids[a:b])
+            won.append(noise.draw(scores[a:b], keys[: b - a], hashed))
         if cut:
             work.kept = cutoffs.cut(scores[b:], [span.params for span in cut for _ in range(span.count)])
-            won.append(self._draw_kept(work.kept, keys[b - a :]))
-        return work, torch.cat([best for best, _ in won]), torch.cat([tokens for _, tokens in won])
+            won.append(self._draw_kept(work.kept, keys[b - a :], None if ids is None else ids[b:]))
+        best, columns = (torch.cat(parts) for parts in zip(*won, strict=True))
+        return work, best, columns if ids is None else ids.gather(-1, columns[:, None])[:, 0]
 
-    def _draw_kept(self, kept: Sequence[Kept], keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw for the cut rows, with noise for the kept tokens only."""
+    def _draw_kept(
+        self, kept: Sequence[Kept], keys: torch.Tensor, ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw for the cut rows, with noise for the kept tokens only: per row the winning score and its column."""
         best = keys.new_empty(len(keys), dtype=torch.float32)
-        tokens = keys.new_empty(len(keys), dtype=torch.int64)
+        columns = keys.new_empty(len(keys), dtype=torch.int64)
         for part in kept:
-            score, column = noise.draw(part.scores, keys[part.rows], noise.token_hash(part.ids))
+            tokens = part.ids if ids is None else ids[part.rows].gather(-1, part.ids)
+            score, place = noise.draw(part.scores, keys[part.rows], noise.token_hash(tokens))
             best[part.rows] = score
-            tokens[part.rows] = part.ids.gather(-1, column[:, None])[:, 0]
-        return best, tokens
+            columns[part.rows] = part.ids.gather(-1, place[:, None])[:, 0]
+        return best, columns
 
     @staticmethod
     def _keys(spans: Sequence[Span], device: torch.device) -> torch.Tensor:
         seeds = [span.segment.request.seed for span in spans for _ in range(span.count)]
         choices = [span.segment.request.choice for span in spans for _ in range(span.count)]
-        positions = [position for span in spans for position in span.positions]
+        positions = [span.positions[i] for span in spans for i in span.rows]
         return torch.from_numpy(noise.row_keys(seeds, choices, positions)).to(device)
 
     def _token_hashes(self, device: torch.device) -> torch.Tensor:
@@ -233,9 +299,47 @@ def _lay_out(segments: Sequence[Segment]) -> list[Span]:
     for segment in segments:
         root = segment.start + segment.count - segment.request.prompt_len
         depths = segment.draft.depths() if segment.draft else []
-        spans.append(Span(segment, row, [root, *(root + depth for depth in depths)]))
+        spans.append(Span(segment, row, [root, *(root + depth for depth in depths)], list(range(1 + len(depths))), row))
         row += 1 + len(depths)
     return spans
+
+
+def _narrow(spans: Sequence[Span], masks: Masks) -> tuple[list[Span], list[int]]:
+    """Leave to `spans` the rows that need all logits: those of few tokens, as spans of their own, and certain rows.
+
+    A request that wants logprobs or has custom processors needs all of every row that can be reached.
+    """
+    few: list[Span] = []
+    certain: list[int] = []
+    for span in spans:
+        if span.segment.request.matcher is None:
+            continue
+        counts = masks.counts[span.row : span.row + len(span.positions)].tolist()
+        live = [i for i, count in enumerate(counts) if count > 0]
+        whole = span.params.logprobs is not None or bool(span.params.logits_processors)
+        span.rows = [i for i in live if whole or counts[i] > FEW_TOKENS]
+        some = [] if whole else [i for i in live if counts[i] <= FEW_TOKENS]
+        sure = [i for i in some if counts[i] == 1 and not filters.needs_edit(span.params, span.positions[i])]
+        certain += [span.row + i for i in sure]
+        few.append(Span(span.segment, span.row, span.positions, [i for i in some if i not in sure]))
+    for table in (spans, few):
+        for span, first in zip(table, accumulate((span.count for span in table), initial=0), strict=False):
+            span.first = first
+    return few, certain
+
+
+def _spread(values: torch.Tensor, rows: Sequence[int], count: int, other: float) -> torch.Tensor:
+    """[count]: values at their rows, `other` elsewhere."""
+    out = values.new_full((count,), other)
+    return out.index_copy_(0, torch.tensor(rows, dtype=torch.int64, device=values.device), values)
+
+
+def _put(
+    best: torch.Tensor, tokens: torch.Tensor, rows: Sequence[int], own_best: torch.Tensor, own_tokens: torch.Tensor
+) -> None:
+    where = torch.tensor(rows, device=best.device)
+    best.index_copy_(0, where, own_best)
+    tokens.index_copy_(0, where, own_tokens)
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:

@@ -124,9 +124,9 @@ def test_running_ahead_never_pauses_for_the_host(llama: Path) -> None:
     unknown: list[int] = []
     launch = stepper.core.parts.executor.launch
 
-    def watched(plan: Plan, masks: Any) -> Launched:
+    def watched(plan: Plan) -> Launched:
         unknown.append(len(future_rows(plan)[0]))
-        return launch(plan, masks)
+        return launch(plan)
 
     stepper.core.parts.executor.launch = watched  # type: ignore[method-assign]
     for name, prompt in (("a", DOOMED), ("b", OTHER)):

@@ -12,11 +12,11 @@ import torch
 
 from phloem.batch import Segment
 from phloem.drafts import Draft
-from phloem.masks import fill_masks
+from phloem.masks import MaskFiller, Masks
 from phloem.messages import GenerateCall
 from phloem.params import SamplingParams
 from phloem.request import Request
-from phloem.sampler import Outcome, Sampler
+from phloem.sampler import Head, Outcome, Sampler
 from phloem.testing.toy_grammar import ToyMatcher
 
 VOCAB = 8
@@ -60,6 +60,20 @@ def segment_of(request: Request, draft: Draft | None = None) -> Segment:
     return Segment(request, len(request.tokens) - 1, 1, True, draft)
 
 
+def fill_masks(segments: Sequence[Segment], vocab: int = VOCAB) -> Masks | None:
+    """The masks of one step."""
+    return MaskFiller(vocab, torch.device("cpu")).fill(segments)
+
+
+def head_of(logits: torch.Tensor) -> Head:
+    """An output head whose logits [N, vocab] are known."""
+
+    def head(rows: Sequence[int], few: Sequence[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return logits[list(rows)], [logits[row, tokens] for row, tokens in few]
+
+    return head
+
+
 def run_step(model: Model, sampler: Sampler, segments: Sequence[Segment]) -> list[Outcome]:
     """Logits of all rows as the model gives them, masks, sampling."""
     rows = []
@@ -71,7 +85,7 @@ def run_step(model: Model, sampler: Sampler, segments: Sequence[Segment]) -> lis
             rows.append(model(text + [segment.draft.tokens[i] for i in segment.draft.path(node)]))
     logits = torch.tensor(rows)
     before = logits.clone()
-    pending = sampler.start(logits, segments, fill_masks(segments, logits.shape[1]))
+    pending = sampler.start(head_of(logits), segments, fill_masks(segments, logits.shape[1]))
     outcomes = pending.outcomes()
     assert torch.equal(logits, before), "the sampler changed the logits"
     return outcomes

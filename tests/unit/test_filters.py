@@ -36,9 +36,10 @@ def probabilities(scores: torch.Tensor, params: SamplingParams) -> list[list[flo
 def edited(logits: list[float], request: Request, draft: Draft | None = None) -> torch.Tensor:
     segment = segment_of(request, draft)
     depths = draft.depths() if draft else []
-    span = Span(segment, 0, [request.output_len, *(request.output_len + d for d in depths)], at=0)
+    positions = [request.output_len, *(request.output_len + d for d in depths)]
+    span = Span(segment, 0, positions, list(range(len(positions))), at=0)
     scores = torch.tensor([logits] * span.count)
-    filters.edit(scores, [span], None, {})
+    filters.edit(scores, [span], {})
     assert span.error is None
     return scores
 

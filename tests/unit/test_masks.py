@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from sampling_rig import END, TEXTS, VOCAB, make_request, random_draft, run_step, segment_of, toy_model
+from sampling_rig import END, TEXTS, VOCAB, fill_masks, make_request, random_draft, run_step, segment_of, toy_model
 
 from phloem.drafts import Draft
 from phloem.errors import RequestError, StepError
-from phloem.masks import fill_masks
 from phloem.params import SamplingParams
 from phloem.sampler import Sampler
 from phloem.testing.toy_grammar import ToyMatcher
@@ -39,11 +38,11 @@ def test_every_node_has_the_mask_of_its_path(seed: int) -> None:
     request = make_request(SamplingParams(regex=PATTERN))
     masks = fill_masks([segment_of(request, draft)], VOCAB)
     assert masks is not None
-    assert masks.dtype == torch.int32
-    assert masks.shape == (len(draft) + 1, 1)
+    assert masks.bits.dtype == torch.int32
+    assert masks.bits.shape == (len(draft) + 1, 1)
     for node in range(-1, len(draft)):
         expected = mask_after([draft.tokens[i] for i in draft.path(node)])
-        assert bits(masks[node + 1]) == (set(range(VOCAB)) if expected is None else expected)
+        assert bits(masks.bits[node + 1]) == (set(range(VOCAB)) if expected is None else expected)
     assert request.matcher is not None
     assert {t for t in range(VOCAB) if request.matcher.fork().accept(t)} == mask_after([])
 
@@ -52,7 +51,7 @@ def test_a_deep_chain_needs_no_recursion() -> None:
     draft = Draft.chain([1] * 3000)
     masks = fill_masks([segment_of(make_request(SamplingParams(regex="a+")), draft)], VOCAB)
     assert masks is not None
-    assert all(bits(row) == {END, 1} for row in masks[1:])
+    assert all(bits(row) == {END, 1} for row in masks.bits[1:])
 
 
 def test_rows_of_unconstrained_requests_are_all_ones() -> None:
@@ -60,9 +59,10 @@ def test_rows_of_unconstrained_requests_are_all_ones() -> None:
     segments = [segment_of(free, Draft.chain([1, 2])), segment_of(bound), segment_of(free)]
     masks = fill_masks(segments, 70)
     assert masks is not None
-    assert masks.shape == (5, 3)
-    assert masks[[0, 1, 2, 4]].eq(-1).all()
-    assert masks[3, 1:].eq(0).all()
+    assert masks.bits.shape == (5, 3)
+    assert all(bits(masks.bits[row], 96) == set(range(70)) for row in (0, 1, 2, 4))
+    assert masks.counts.tolist() == [70, 70, 70, 1, 70]
+    assert masks.bits[3, 1:].eq(0).all()
 
 
 def test_no_masks_without_constraints() -> None:

@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from sampling_rig import VOCAB, make_request, reference_probabilities, run_step, segment_of, toy_model
+from sampling_rig import (
+    VOCAB,
+    fill_masks,
+    head_of,
+    make_request,
+    reference_probabilities,
+    run_step,
+    segment_of,
+    toy_model,
+)
 
 from phloem.drafts import Draft
 from phloem.errors import PluginError, RequestError, StepError
 from phloem.interfaces import RowContext
-from phloem.masks import fill_masks
 from phloem.messages import TokenLogprob
 from phloem.params import SamplingParams
 from phloem.sampler import Outcome, Sampler, prompt_logprobs
@@ -29,7 +37,7 @@ def log_softmax(row: list[float]) -> list[float]:
 def sample(rows: list[list[float]], *params: SamplingParams, processors: dict[str, Any] | None = None) -> list[Outcome]:
     segments = [segment_of(make_request(p, seed=i)) for i, p in enumerate(params)]
     sampler = Sampler(len(rows[0]), processors or {})
-    return sampler.start(torch.tensor(rows), segments, fill_masks(segments, len(rows[0]))).outcomes()
+    return sampler.start(head_of(torch.tensor(rows)), segments, fill_masks(segments, len(rows[0]))).outcomes()
 
 
 def test_greedy_takes_the_best_and_of_equals_the_lowest() -> None:
@@ -45,7 +53,7 @@ def test_tokens_are_there_before_outcomes_in_row_order() -> None:
     segments = [segment_of(make_request(p), Draft.chain([3, 5]) if p.greedy else None) for p in params]
     logits = torch.zeros(6, VOCAB)
     logits[torch.arange(6), torch.tensor([7, 3, 5, 6, 1, 2])] = 3.0
-    pending = Sampler(VOCAB, {}).start(logits, segments)
+    pending = Sampler(VOCAB, {}).start(head_of(logits), segments)
     assert pending.tokens.dtype == torch.int64
     assert pending.tokens.tolist() == [7, 3, 5, 6, 4, 2]
     assert [out.tokens for out in pending.outcomes()] == [[7], [3, 5, 6], [4], [2]]
@@ -62,15 +70,15 @@ def test_flat_and_steep_rows_share_a_large_vocabulary() -> None:
     for order in ((0, 1, 2, 3), (1, 3, 0, 2), (2, 0, 1, 0)):
         segments = [segment_of(make_request(params[i], seed=i)) for i in order]
         logits = torch.tensor([rows[min(i, 2)] for i in order])
-        together = [out.tokens for out in sampler.start(logits, segments).outcomes()]
-        alone = [sampler.start(logits[i : i + 1], [s]).outcomes()[0].tokens for i, s in enumerate(segments)]
+        together = [out.tokens for out in sampler.start(head_of(logits), segments).outcomes()]
+        alone = [sampler.start(head_of(logits[i : i + 1]), [s]).outcomes()[0].tokens for i, s in enumerate(segments)]
         assert together == alone
-    flat = sampler.start(torch.zeros(1, 3001), [segment_of(make_request(params[0]))]).outcomes()[0]
+    flat = sampler.start(head_of(torch.zeros(1, 3001)), [segment_of(make_request(params[0]))]).outcomes()[0]
     assert 0 <= flat.tokens[0] < 2701
 
 
 def test_an_empty_step_has_no_outcomes() -> None:
-    assert Sampler(VOCAB, {}).start(torch.zeros(0, VOCAB), []).outcomes() == []
+    assert Sampler(VOCAB, {}).start(head_of(torch.zeros(0, VOCAB)), []).outcomes() == []
 
 
 def test_positions_come_from_the_segment_not_from_the_tokens_on_the_host() -> None:
@@ -82,10 +90,10 @@ def test_positions_come_from_the_segment_not_from_the_tokens_on_the_host() -> No
     ahead.tokens.append(4)  # token 6 is still on its way
     sampler = Sampler(VOCAB, {})
     logits = torch.tensor([model(full.tokens.tolist())])
-    (late,) = sampler.start(logits, [segment_of(full)]).outcomes()
+    (late,) = sampler.start(head_of(logits), [segment_of(full)]).outcomes()
     segment = segment_of(ahead)
     segment.start += 1
-    (early,) = sampler.start(logits, [segment]).outcomes()
+    (early,) = sampler.start(head_of(logits), [segment]).outcomes()
     assert early.tokens == late.tokens
 
 
@@ -194,7 +202,7 @@ def test_a_broken_row_off_the_accepted_path_harms_nobody() -> None:
     logits[0, 3] = logits[2, 5] = 1.0
     logits[1] = math.nan
     segment = segment_of(make_request(GREEDY), Draft((2, 3, 5), (-1, -1, 1)))
-    (out,) = Sampler(VOCAB, {}).start(logits, [segment]).outcomes()
+    (out,) = Sampler(VOCAB, {}).start(head_of(logits), [segment]).outcomes()
     assert out.error is None
     assert out.tokens == [3, 5, 0]
 
@@ -204,7 +212,7 @@ def test_a_broken_row_on_the_path_keeps_what_came_before() -> None:
     logits[0, 3] = 1.0
     logits[1] = math.nan
     params = SamplingParams(temperature=0.0, logprobs=1)
-    (out,) = Sampler(VOCAB, {}).start(logits, [segment_of(make_request(params), Draft.chain([3]))]).outcomes()
+    (out,) = Sampler(VOCAB, {}).start(head_of(logits), [segment_of(make_request(params), Draft.chain([3]))]).outcomes()
     assert (out.tokens, out.nodes) == ([3], [0])
     assert out.logprobs is not None
     assert [entry.token_id for entry in out.logprobs] == [3]
