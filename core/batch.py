@@ -74,9 +74,9 @@ class Batch:
     """The ragged tensors of one step. S segments, T query tokens; segment s owns queries starts[s]:starts[s + 1].
 
     A segment's context is `kv_lens[s]` entries of `table[s]`: all tokens before the segment, its own committed
-    tokens, then its draft nodes. Query i of a segment without a draft sees context entries up to its own. A draft
-    node sees all committed tokens, itself and its ancestors: `tree_masks[s]`, [m, m] bool over the m draft nodes.
-    Positions of draft nodes are those of their depth, so siblings share one.
+    tokens, then its draft nodes. Query i of a segment that has no draft, or a chain, sees context entries up to its
+    own. A node of a tree sees all committed tokens, itself and its ancestors: `tree_masks[s]`, [m, m] bool over the m
+    draft nodes. Positions of draft nodes are those of their depth, so siblings share one.
     """
 
     tokens: torch.Tensor  # [T] int64

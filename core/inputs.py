@@ -75,15 +75,15 @@ def _tokens(segments: list[Segment], first: Int, rows: int) -> Int:
 
 
 def _drafts(segments: list[Segment], first: Int, tokens: Int, positions: Int) -> dict[int, npt.NDArray[np.bool_]]:
+    """Put the draft nodes in; returns the masks of those that are trees. A chain is causal, as any text."""
     masks = {}
     for i, segment in enumerate(segments):
         if segment.draft is not None:
-            at = int(first[i]) + segment.count
-            tokens[at : at + len(segment.draft)] = segment.draft.tokens
-            positions[at : at + len(segment.draft)] = (
-                segment.start + segment.count - 1 + np.array(segment.draft.depths())
-            )
-            masks[i] = segment.draft.ancestors()
+            at, end = int(first[i]) + segment.count, int(first[i]) + segment.rows
+            tokens[at:end] = segment.draft.tokens
+            if segment.draft.parents != tuple(range(-1, end - at - 1)):
+                positions[at:end] = segment.start + segment.count - 1 + np.array(segment.draft.depths())
+                masks[i] = segment.draft.ancestors()
     return masks
 
 

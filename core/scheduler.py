@@ -76,12 +76,9 @@ class Scheduler:
             if request.state is not State.RUNNING or self._pending(request) != 1 or self._must_wait(request):
                 continue
             start = request.computed + request.in_flight
-            draft = None if request.future else self._draft(request)
-            if draft is not None and not self.ledger.extend(request, start + 1 + len(draft)):
-                draft = None  # drafts never cost another request its slots
-            if draft is None and not self._make_room(request, start + 1):
-                continue
-            self._plan.add(Segment(request, start, 1, True, draft, epoch=request.retractions))
+            draft = None if request.future else self._draft(request, start, 1)
+            if draft is not None or self._make_room(request, start + 1):
+                self._plan.add(Segment(request, start, 1, True, draft, epoch=request.retractions))
 
     def _plan_prefills(self) -> None:
         for request in list(self.running):
@@ -96,8 +93,9 @@ class Scheduler:
         if count < 1 or not self._make_room(request, start + count):
             return
         samples = start + count == len(request.tokens)
+        draft = self._draft(request, start, count) if samples else None
         owes = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
-        self._plan.add(Segment(request, start, count, samples, None, owes, request.retractions))
+        self._plan.add(Segment(request, start, count, samples, draft, owes, request.retractions))
 
     @staticmethod
     def _pending(request: Request) -> int:
@@ -108,11 +106,15 @@ class Scheduler:
         """The next token is not known on the host yet, and either its successor needs it or there is none."""
         return request.future and (request.remaining <= 1 or self.host_bound(request))
 
-    def _draft(self, request: Request) -> Draft | None:
-        room = self.limits.max_tokens_per_step - self._plan.rows - 1
+    def _draft(self, request: Request, start: int, count: int) -> Draft | None:
+        """A draft behind the last `count` tokens of a request, with slots for all of them."""
+        room = self.limits.max_tokens_per_step - self._plan.rows - count
         # The verified path is followed by one more token, and nothing past the limit may be emitted.
         budget = min(self.draft_tokens, request.remaining - 1, room)
-        return self.propose(request, budget) if budget > 0 else None
+        draft = self.propose(request, budget) if budget > 0 else None
+        # drafts never cost another request its slots
+        fits = draft is not None and self.ledger.extend(request, start + count + len(draft))
+        return draft if fits else None
 
     # --- memory
 

@@ -8,13 +8,13 @@ class TestMine(ModelSuite):
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 
 from ..drafts import Draft
-from ..interfaces import Model, PluginContext
+from ..interfaces import Model, PluginContext, SparseHead
 from .attention import NaiveAttention
 from .plugin import PluginSuite
 from .ragged import Part, Ragged
@@ -111,6 +111,20 @@ class ModelSuite(PluginSuite):
             self._close(tree[1 + node], self._alone(model, PROMPT[:20] + path)[-1])
         after = self._logits(model, ragged, [Part(0, PROMPT[20:])])  # rejected nodes leave nothing behind
         self._close(after, self._alone(model, PROMPT)[20:])
+
+    def test_logits_at_are_columns_of_logits(self, model: Model) -> None:
+        """Capability `sparse_head`: any tokens, in any order, the first and the last of the vocabulary included."""
+        if "sparse_head" not in self.plugin.capabilities:
+            pytest.skip("no capability sparse_head")
+        ragged = Ragged(model.spec)
+        batch = ragged.step([Part(0, PROMPT)])
+        hidden = model.forward(batch, NaiveAttention().prepare(batch, ragged.kv))
+        logits, vocab = model.logits(hidden), model.spec.vocab_size
+        for row in (0, len(PROMPT) - 1):
+            for tokens in ([vocab - 1], [0, vocab - 1, vocab // 2, 1], list(range(vocab))):
+                got = cast(SparseHead, model).logits_at(hidden[row], torch.tensor(tokens))
+                assert got.dtype == torch.float32
+                self._close(got, logits[row, tokens])
 
     def _alone(self, model: Model, tokens: list[int]) -> torch.Tensor:
         return self._logits(model, Ragged(model.spec), [Part(0, tokens)])

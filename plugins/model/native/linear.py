@@ -19,6 +19,10 @@ class Linear:
         """x [T, in] -> [T, out]."""
         return F.linear(x, self.weight, self.bias)
 
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, [K] -> [K, in]: the embedding of a tied head, or a few of the outputs' columns."""
+        return self.weight[outputs]
+
     def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """total [T, out] += self(x), in place: the residual needs no pass of its own."""
         if self.bias is not None:

@@ -34,7 +34,7 @@ class NativeModel:
     """Kind `model`, name `native`. Loads a folder or GGUF file; imports no transformers."""
 
     api = 1
-    capabilities = frozenset({"tree_mask"})
+    capabilities = frozenset({"tree_mask", "sparse_head"})
 
     class Options(BaseModel):
         """How its matrices are multiplied."""
@@ -123,7 +123,14 @@ class NativeModel:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> float32 [N, vocab_size]."""
-        logits = self._head(hidden).float()
+        return self._capped(self._head(hidden).float())
+
+    @torch.inference_mode()
+    def logits_at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """[hidden], [K] int64 -> float32 [K]: only these tokens' rows of the head are read."""
+        return self._capped((self._head.rows(tokens) @ hidden).float())
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.arch.logit_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 

@@ -59,9 +59,9 @@ class PackedLinear(Linear):
         """total [T, out] += self(x), in place."""
         return self._multiply(x, total, add=True)
 
-    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of the original weight, [T] -> [T, in]: the embedding of a model that ties it to its head."""
-        return self.weight[tokens // self._gemm.panel, :, tokens % self._gemm.panel]
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Rows of the original weight, [K] -> [K, in]."""
+        return self.weight[outputs // self._gemm.panel, :, outputs % self._gemm.panel]
 
     def _multiply(self, x: torch.Tensor, y: torch.Tensor, *, add: bool) -> torch.Tensor:
         x = x if x.stride(1) == 1 else x.contiguous()
