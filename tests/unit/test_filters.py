@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,6 +71,65 @@ def test_edits_match_the_reference(
     for i in range(len(chain) + 1):
         expected = reference_scores(logits, request, chain[:i])
         assert scores[i].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    penalties,
+    tokens,
+    tokens,
+    st.lists(logit, min_size=8, max_size=8),
+    st.lists(st.integers(0, 7), max_size=3),
+    st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=4, max_size=4),
+)
+def test_edits_of_few_columns_are_those_of_all(
+    arguments: dict[str, Any],
+    prompt: list[int],
+    output: list[int],
+    logits: list[float],
+    chain: list[int],
+    sets: list[set[int]],
+) -> None:
+    """Rows that hold some tokens' scores only, padded behind, are edited as those tokens' columns of whole rows are."""
+    request = make_request(SamplingParams(**arguments), prompt)
+    request.tokens.extend(output)
+    draft = Draft.chain(chain)
+    whole = edited(logits, request, draft)
+    rows = len(chain) + 1
+    width = max(map(len, sets[:rows]))
+    ids = np.array([sorted(own) + [VOCAB - 1] * (width - len(own)) for own in sets[:rows]])
+    scores = torch.full(ids.shape, -math.inf)
+    for row, own in enumerate(sets[:rows]):
+        scores[row, : len(own)] = torch.tensor(logits)[sorted(own)]
+    positions = [request.output_len, *(request.output_len + d for d in draft.depths())]
+    filters.edit(scores, [Span(segment_of(request, draft), 0, positions, list(range(rows)), at=0)], {}, ids)
+    for row, own in enumerate(sets[:rows]):
+        assert scores[row, : len(own)].tolist() == whole[row, sorted(own)].tolist()
+        assert scores[row, len(own) :].eq(-math.inf).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 8, 31, 32, 33, 100, 517])
+def test_masks_of_many_rows_in_one_pass(vocab: int) -> None:
+    """Any rows in any order, by their own bitmasks; bits behind the vocabulary mean nothing; the logits stay."""
+    rng = np.random.default_rng(vocab)
+    width = (vocab + 31) // 32 * 32
+    allowed = rng.random((6, width)) < 0.5
+    packed = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    logits = torch.randn(9, vocab)
+    before = logits.clone()
+    for rows in ([0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8], [8, 0, 3, 3, 1, 7], [4]):
+        bits = torch.from_numpy(packed[: len(rows)])
+        scores = filters.masked(logits, rows, bits)
+        expected = logits[rows].masked_fill(~torch.from_numpy(allowed[: len(rows), :vocab]), -math.inf)
+        assert torch.equal(scores, expected)
+    assert torch.equal(logits, before)
+
+
+def test_rows_side_by_side_are_not_copied() -> None:
+    table = torch.arange(12.0).view(6, 2)
+    for rows in ([0, 1, 2], [4], [5, 4], [0, 2], []):
+        assert torch.equal(filters.picked(table, rows), table[rows])
+    assert filters.picked(table, [2, 3]).data_ptr() == table[2].data_ptr()
 
 
 def test_repetition_looks_at_prompt_and_output_but_frequency_and_presence_at_the_output_only() -> None:
