@@ -75,12 +75,14 @@ def needs_edit(params: SamplingParams, position: int) -> bool:
     return bool(params.logit_bias) or position < params.min_tokens or needs_tokens(params)
 
 
-def masked(logits: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> torch.Tensor:
-    """Rows of logits [D, vocab] as a copy, with what their bitmasks [R, ceil(vocab / 32)] forbid at minus infinity.
+def masked(logits: torch.Tensor, rows: Sequence[int], bits: torch.Tensor | None) -> torch.Tensor:
+    """A copy of rows of logits [D, vocab], with what their bitmasks [R, ceil(vocab / 32)] forbid at minus infinity.
 
     A table turns each byte into eight summands. With numpy's `take` copy and mask cost 13 us per row of 49,152 tokens
     on the host, whatever the mask; filling by booleans costs 35 to 250, as the bits lie.
     """
+    if bits is None:
+        return logits[torch.tensor(rows, device=logits.device)]
     if logits.device.type == "cpu":
         scores = torch.from_numpy(np.take(_SUMMANDS, bits.numpy().view(np.uint8), axis=0))
     else:
@@ -91,8 +93,9 @@ def masked(logits: torch.Tensor, rows: Sequence[int], bits: torch.Tensor) -> tor
 
 def picked(table: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Some rows of a table: where they lie side by side, without copying them."""
-    if list(rows) == list(range(rows[0], rows[0] + len(rows)) if rows else ()):
-        return table[rows[0] : rows[0] + len(rows)] if rows else table[:0]
+    first = rows[0] if rows else 0
+    if list(rows) == list(range(first, first + len(rows))):
+        return table[first : first + len(rows)]
     return table[torch.tensor(rows, device=table.device)]
 
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -32,6 +29,7 @@ FEW_TOKENS = 128
 
 # The output head of a step: for some rows the logits [D, vocab] float32, for others those of given tokens, [K] each.
 Head = Callable[[Sequence[int], Sequence[tuple[int, torch.Tensor]]], tuple[torch.Tensor, list[torch.Tensor]]]
+Groups = tuple[list[Span], list[Span], list[Span]]  # greedy, free, cut: see `Sampler._group`
 
 
 @dataclass(slots=True)
@@ -54,16 +52,22 @@ class Pending:
     """A step's samples, possibly still on their way on the device."""
 
     tokens: torch.Tensor  # [N] int64, on the logits' device: a valid token id for every row, whatever its outcome
-    _best: torch.Tensor  # [N] score that won each row; not finite where something is wrong
-    _logits: torch.Tensor  # [D, vocab] of the rows that need all of theirs
-    _masks: Masks | None
-    _spans: list[Span]
-    _work: _Work | None
+    best: torch.Tensor  # [N] score that won each row; not finite where something is wrong
+    logits: torch.Tensor  # [D, vocab] of the rows that need all of theirs
+    masks: Masks | None
+    spans: list[Span]
+    work: _Work | None = None
+
+    def put(self, rows: Sequence[int], best: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Set the winners of some rows."""
+        where = torch.tensor(rows, device=best.device)
+        self.best.index_copy_(0, where, best)
+        self.tokens.index_copy_(0, where, tokens)
 
     def outcomes(self) -> list[Outcome]:
         """One outcome per segment, in order. Waits for the device; called once, when the step is committed."""
-        samples = torch.where(self._best.isfinite(), self.tokens, -1).tolist()
-        outcomes = [self._walk(span, samples) for span in self._spans]
+        samples = torch.where(self.best.isfinite(), self.tokens, -1).tolist()
+        outcomes = [self._walk(span, samples) for span in self.spans]
         for mode in ("raw", "processed"):
             self._add_logprobs(mode, outcomes)
         return outcomes
@@ -81,14 +85,14 @@ class Pending:
     def _diagnose(self, span: Span, i: int) -> PhloemError:
         """Why row i of a span could not be sampled."""
         where = f"output position {span.positions[i]}"
-        if not bool(self._best[span.row + i] == -math.inf):
+        if not bool(self.best[span.row + i] == -math.inf):
             return StepError(f"the model's logits hold NaN or infinity at {where}")
         early = span.positions[i] < span.params.min_tokens
         ends = set(span.ends()) if early else set()
-        if span.segment.request.matcher is not None and self._masks is not None:
-            if self._masks.counts[span.row + i] == DEAD:
+        if span.segment.request.matcher is not None and self.masks is not None:
+            if self.masks.counts[span.row + i] == DEAD:
                 return StepError(f"the grammar forbids the token before {where}, which its mask allowed")
-            allowed = set(self._masks.tokens([span.row + i])[0].tolist())
+            allowed = set(self.masks.tokens([span.row + i])[0].tolist())
             if not allowed:
                 return RequestError(f"the grammar allows no token of this vocabulary at {where}", param="grammar")
             if allowed <= ends:
@@ -104,7 +108,7 @@ class Pending:
     def _add_logprobs(self, mode: str, outcomes: Sequence[Outcome]) -> None:
         """Log-probabilities of emitted rows that ask for them, in one batch per mode."""
         wanted = []
-        for span, outcome in zip(self._spans, outcomes, strict=True):
+        for span, outcome in zip(self.spans, outcomes, strict=True):
             if span.params.logprobs is not None and span.params.logprobs_mode == mode:
                 rows = [0] + [node + 1 for node in outcome.nodes]
                 wanted.append((span, outcome, rows[: len(outcome.tokens)]))
@@ -120,9 +124,9 @@ class Pending:
     def _scores(self, span: Span, rows: list[int], mode: str) -> torch.Tensor:
         """[rows, vocab]: raw logits, or the scores that were drawn from (greedy: before temperature and cut-offs)."""
         held = [span.rows.index(i) for i in rows]
-        if mode == "raw" or span.at < 0 or self._work is None:
-            return self._logits[[span.first + i for i in held]]
-        return self._work.dense([span.at + i for i in held])
+        if mode == "raw" or span.at < 0 or self.work is None:
+            return self.logits[[span.first + i for i in held]]
+        return self.work.dense([span.at + i for i in held])
 
 
 @dataclass(slots=True)
@@ -162,58 +166,38 @@ class Sampler:
         """
         spans = _lay_out(segments)
         few, certain = _narrow(spans, masks) if masks is not None else ([], [])
-        dense, narrow = ([span.row + i for span in table for i in span.rows] for table in (spans, few))
+        dense, narrow = _place(spans), _place(few)
         ids = masks.tokens(narrow) if masks is not None else []
-        logits, columns = head(dense, [(row, torch.from_numpy(own)) for row, own in zip(narrow, ids, strict=True)])
-        work, best, tokens = self._sample(logits, spans, masks)
-        if masks is not None:
-            rows = len(masks.counts)  # those that nothing is asked of are won by nothing
-            best, tokens = _spread(best, dense, rows, -math.inf), _spread(tokens, dense, rows, 0)
-            if narrow:
-                _put(best, tokens, narrow, *self._sample_few(few, ids, columns))
-            if certain:
-                only = torch.from_numpy(np.concatenate(masks.tokens(certain))).to(tokens.device)
-                _put(best, tokens, certain, best.new_zeros(len(certain)), only)
-        return Pending(tokens, best, logits, masks, spans, work)
-
-    def _sample(
-        self, logits: torch.Tensor, spans: Sequence[Span], masks: Masks | None
-    ) -> tuple[_Work | None, torch.Tensor, torch.Tensor]:
-        """Rows that need all logits [D, vocab]: the working copy, and per row the winning score and its token."""
-        assert logits.shape[0] == sum(span.count for span in spans), "logits rows do not match the segments"
+        logits, columns = head(dense, list(zip(narrow, ids, strict=True)))
+        assert logits.shape[0] == len(dense), "logits rows do not match the segments"
+        rows = sum(len(span.positions) for span in spans)
+        pending = Pending(
+            torch.zeros(rows, dtype=torch.int64, device=logits.device),
+            torch.full((rows,), -math.inf, device=logits.device),  # nothing wins a row that nothing is asked of
+            logits, masks, spans,
+        )  # fmt: skip
         groups = self._group(spans, masks)
-        touched = [span for group in groups for span in group]
-        plain = sum(span.count for span in touched) < logits.shape[0]
-        best, tokens = noise.winners(logits if plain else logits[:, :1])  # without plain rows all are overwritten
-        if not touched:
-            return None, best, tokens
-        rows = [span.first + i for span in touched for i in range(span.count)]
-        if masks is None:
-            scores = logits[torch.tensor(rows, device=logits.device)]
-        else:
-            bits = filters.picked(masks.bits, [span.row + i for span in touched for i in span.rows])
-            scores = filters.masked(logits, rows, bits)
-        work, own_best, own_tokens = self._filter(scores, groups)
-        _put(best, tokens, rows, own_best, own_tokens)
-        return work, best, tokens
+        if sum(span.count for group in groups for span in group) < len(dense):
+            pending.put(dense, *noise.winners(logits))
+        if any(groups):
+            held, own = _rows(groups)
+            scores = filters.masked(logits, held, None if masks is None else filters.picked(masks.bits, own))
+            pending.work, *won = self._filter(scores, groups)
+            pending.put(own, *won)
+        if narrow:
+            groups = self._group(few, masks)
+            held, own = _rows(groups)
+            # padded behind with the last token, so that ids ascend, and minus infinity
+            padded = pad_sequence([ids[row] for row in held], True, self.vocab_size - 1)
+            scores = pad_sequence([columns[row] for row in held], True, -math.inf)
+            pending.put(own, *self._filter(scores, groups, padded)[1:])
+        if certain and masks is not None:
+            only = torch.cat(masks.tokens(certain)).to(logits.device)
+            pending.put(certain, torch.zeros(len(certain), device=logits.device), only)
+        return pending
 
-    def _sample_few(
-        self, spans: Sequence[Span], ids: Sequence[npt.NDArray[np.int64]], columns: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of few tokens, `ids` and their logits one by one: per row the winning score and its token."""
-        groups = self._group(spans, None, plain=True)
-        rows = [span.first + i for group in groups for span in group for i in range(span.count)]
-        # padded behind with the last token, so that ids ascend, and minus infinity
-        padded = pad_sequence([torch.from_numpy(ids[row]) for row in rows], True, self.vocab_size - 1)
-        scores = pad_sequence([columns[row] for row in rows], True, -math.inf)
-        _, best, tokens = self._filter(scores, groups, padded)
-        back = torch.tensor(rows).argsort().to(best.device)
-        return best[back], tokens[back]
-
-    def _group(
-        self, spans: Sequence[Span], masks: Masks | None, *, plain: bool = False
-    ) -> tuple[list[Span], list[Span], list[Span]]:
-        """Spans that are greedy and edited (or `plain` too), drawn from all tokens, drawn from a part; sets their rows."""
+    def _group(self, spans: Sequence[Span], masks: Masks | None) -> Groups:
+        """Spans that are edited and greedy, drawn from all tokens, drawn from a part; sets their working rows."""
         greedy: list[Span] = []
         free: list[Span] = []
         cut: list[Span] = []
@@ -222,7 +206,7 @@ class Sampler:
                 continue
             if not span.params.greedy:
                 (cut if cutoffs.needs_cut(span.params, self.vocab_size) else free).append(span)
-            elif plain or self._edited(span) or (masks is not None and span.segment.request.matcher is not None):
+            elif self._edited(span) or (masks is not None and span.segment.request.matcher is not None):
                 greedy.append(span)
         at = 0
         for span in (*greedy, *free, *cut):
@@ -235,10 +219,7 @@ class Sampler:
         return filters.needs_edit(span.params, span.positions[0])
 
     def _filter(
-        self,
-        scores: torch.Tensor,
-        groups: tuple[list[Span], list[Span], list[Span]],
-        ids: torch.Tensor | None = None,
+        self, scores: torch.Tensor, groups: Groups, ids: torch.Tensor | None = None
     ) -> tuple[_Work, torch.Tensor, torch.Tensor]:
         """Edit, heat, cut and draw from scores [R, K], in place: the work, per row the winning score and its token.
 
@@ -299,7 +280,7 @@ def _lay_out(segments: Sequence[Segment]) -> list[Span]:
     for segment in segments:
         root = segment.start + segment.count - segment.request.prompt_len
         depths = segment.draft.depths() if segment.draft else []
-        spans.append(Span(segment, row, [root, *(root + depth for depth in depths)], list(range(1 + len(depths))), row))
+        spans.append(Span(segment, row, [root, *(root + depth for depth in depths)], list(range(1 + len(depths)))))
         row += 1 + len(depths)
     return spans
 
@@ -322,24 +303,23 @@ def _narrow(spans: Sequence[Span], masks: Masks) -> tuple[list[Span], list[int]]
         sure = [i for i in some if counts[i] == 1 and not filters.needs_edit(span.params, span.positions[i])]
         certain += [span.row + i for i in sure]
         few.append(Span(span.segment, span.row, span.positions, [i for i in some if i not in sure]))
-    for table in (spans, few):
-        for span, first in zip(table, accumulate((span.count for span in table), initial=0), strict=False):
-            span.first = first
     return few, certain
 
 
-def _spread(values: torch.Tensor, rows: Sequence[int], count: int, other: float) -> torch.Tensor:
-    """[count]: values at their rows, `other` elsewhere."""
-    out = values.new_full((count,), other)
-    return out.index_copy_(0, torch.tensor(rows, dtype=torch.int64, device=values.device), values)
+def _place(spans: Sequence[Span]) -> list[int]:
+    """The rows that the spans of a table hold, among all of the step; sets where each span's begin in the table."""
+    rows: list[int] = []
+    for span in spans:
+        span.first = len(rows)
+        rows += [span.row + i for i in span.rows]
+    return rows
 
 
-def _put(
-    best: torch.Tensor, tokens: torch.Tensor, rows: Sequence[int], own_best: torch.Tensor, own_tokens: torch.Tensor
-) -> None:
-    where = torch.tensor(rows, device=best.device)
-    best.index_copy_(0, where, own_best)
-    tokens.index_copy_(0, where, own_tokens)
+def _rows(groups: Groups) -> tuple[list[int], list[int]]:
+    """The rows of groups in working order: their places in the table, and those among all rows of the step."""
+    spans = [span for group in groups for span in group]
+    held = [span.first + i for span in spans for i in range(span.count)]
+    return held, [span.row + i for span in spans for i in span.rows]
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
