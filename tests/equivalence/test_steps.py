@@ -135,3 +135,54 @@ def test_running_ahead_never_pauses_for_the_host(llama: Path) -> None:
     assert unknown[1:12] == [2] * 11
     for name, prompt in (("a", DOOMED), ("b", OTHER)):
         assert_same(stepper.tokens(name), *tiny_reference(llama).greedy(prompt, 12))
+
+
+@pytest.mark.parametrize(("overlap", "page"), [("off", 1), ("off", 4), ("on", 1), ("on", 4)])
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("drafter", ["Right", "Tree", "Wrong"])
+def test_a_draft_is_verified_with_the_end_of_the_prompt(
+    llama: Path, drafter: str, chunk: int, overlap: str, page: int
+) -> None:
+    """The first tokens come with the step that ends the prompt, cold and from the cache; drafts are no prefill."""
+    truth = tiny_reference(llama).greedy(DOOMED, 9)
+    sections = {"cache": {"page_size": page}, "schedule": {"chunk": chunk}, "engine": {"overlap": overlap}}
+    stepper = Stepper(llama, drafter=drafter, texts=[[*DOOMED, *truth[0]]], **sections)
+    for warm in (False, True):
+        before = stepper.core.stats()
+        stepper.submit(f"warm {warm}", DOOMED, greedy(9))
+        for _ in range(100):
+            stepper.step()
+            if stepper.of(f"warm {warm}"):
+                break
+        ran = len(DOOMED) if not warm else len(DOOMED) - (len(DOOMED) - 1) // page * page
+        now = stepper.core.stats()
+        steps = -(-ran // chunk)
+        assert now["steps"] - before["steps"] == steps
+        assert now["prefill_tokens"] - before["prefill_tokens"] == ran
+        assert now["draft_tokens"] - before["draft_tokens"] >= 4
+        assert now["accepted_tokens"] - before["accepted_tokens"] == {"Right": 4, "Wrong": 0}.get(drafter, 2)
+        assert len(stepper.tokens(f"warm {warm}")) == 1 + now["accepted_tokens"] - before["accepted_tokens"]
+        stepper.finish()
+        assert_same(stepper.tokens(f"warm {warm}"), *truth)
+    assert stepper.all_free()
+
+
+@pytest.mark.parametrize("drafter", ["Right", "Tree"])
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_prompt_logprobs_of_a_chunk_with_a_draft(llama: Path, drafter: str, chunk: int) -> None:
+    """what-breaks 45: the rows that score the prompt and those that verify the draft are told apart."""
+    params = greedy(7, prompt_logprobs=1, logprobs=1)
+    truth = tiny_reference(llama).greedy(DOOMED, 7)
+    seen = []
+    for name in (None, drafter):
+        stepper = Stepper(llama, drafter=name, texts=[[*DOOMED, *truth[0]]], schedule={"chunk": chunk})
+        stepper.submit("scored", DOOMED, params)
+        stepper.submit("other", OTHER, greedy(3))
+        stepper.finish()
+        assert_same(stepper.tokens("scored"), *truth)
+        (scores,) = (event.prompt_logprobs for event in stepper.of("scored") if event.prompt_logprobs)
+        output = [entry for event in stepper.of("scored") for entry in event.logprobs or []]
+        seen.append([(entry.token_id, entry.logprob) for entry in [*scores[1:], *output]])
+    plain, drafting = seen
+    assert [token for token, _ in drafting] == [token for token, _ in plain]
+    assert [value for _, value in drafting] == pytest.approx([value for _, value in plain], abs=1e-3)

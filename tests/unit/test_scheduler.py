@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from phloem.config_sections import ScheduleSection
+from phloem.drafts import Draft
 from phloem.interfaces import PluginContext
 from phloem.ledger import Ledger
 from phloem.messages import GenerateCall
@@ -173,6 +174,66 @@ def test_no_request_is_overtaken_by_more_than_the_bound() -> None:
         overtakers += 1
         assert overtakers < 200
     assert overtakers <= 64
+
+
+class Drafts:
+    """A drafter that always fills its budget, and what it was asked."""
+
+    def __init__(self, bench: Bench, most: int = 4) -> None:
+        bench.scheduler.propose, bench.scheduler.draft_tokens = self, most
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, request: Request, budget: int) -> Draft | None:
+        self.asked.append((len(request.tokens), budget))
+        return Draft.chain([7] * budget)
+
+
+def drafted(bench: Bench) -> list[tuple[int, int]]:
+    """(tokens, draft nodes) of the next step's segments."""
+    return [(segment.count, len(segment.draft or ())) for segment in bench.scheduler.plan().segments]
+
+
+def test_the_last_chunk_of_a_prompt_carries_a_draft() -> None:
+    bench = Bench(chunk=64)
+    drafts = Drafts(bench)
+    request = bench.add(text(1, 150), out=40)
+    seen = []
+    for _ in range(3):
+        seen += drafted(bench)
+        request.computed += 64
+    assert seen == [(64, 0), (64, 0), (22, 4)]
+    assert drafts.asked == [(150, 4)]
+    assert request.capacity == 154
+
+
+@pytest.mark.parametrize(("out", "nodes"), [(1, 0), (2, 1), (9, 4)])
+def test_a_prompts_draft_stays_within_the_output_limit(out: int, nodes: int) -> None:
+    bench = Bench()
+    Drafts(bench)
+    bench.add(text(1, 20), out=out)
+    assert drafted(bench) == [(20, nodes)]
+
+
+@pytest.mark.parametrize(("room", "nodes"), [(20, 0), (22, 2), (60, 4)])
+def test_a_prompts_draft_stays_within_the_step(room: int, nodes: int) -> None:
+    bench = Bench(max_tokens_per_step=room, chunk=20)
+    Drafts(bench)
+    bench.add(text(1, 20), out=30)
+    assert drafted(bench) == [(20, nodes)]
+
+
+def test_a_prompts_draft_costs_nobody_its_slots() -> None:
+    """A pool with room for the prompt, but not for a draft behind it, beside a running request."""
+    bench = Bench(pool=40)
+    running = bench.add(text(1, 16), out=8)
+    bench.step()
+    Drafts(bench)
+    bench.scheduler._reserve = 0.0
+    bench.add(text(2, 20), out=8)
+    bench.scheduler.draft_tokens = 3  # 16 + 1 + 3 for the one, 20 for the other
+    assert drafted(bench) == [(1, 3), (20, 0)]
+    assert bench.scheduler.retractions == 0
+    assert running.state is State.RUNNING
 
 
 def test_admission_keeps_room_for_the_running() -> None:
