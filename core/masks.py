@@ -27,10 +27,11 @@ class Masks(NamedTuple):
         """The allowed tokens of each row, ascending, int64. Costs some ten microseconds a row that allows few."""
         if not rows:
             return []
-        words = self.bits.numpy()[rows]
-        row, word = np.nonzero(words)
-        at, bit = np.nonzero(np.unpackbits(words[row, word].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little"))
-        return list(torch.split(torch.from_numpy(word[at] * 32 + bit), self.counts[rows].tolist()))
+        words = self.bits.numpy()[rows].ravel()
+        word = np.flatnonzero(words != 0)  # of booleans numpy finds the true ones several times as fast
+        bit = np.flatnonzero(np.unpackbits(words[word].view(np.uint8), bitorder="little").view(np.bool_))
+        tokens = word[bit // 32] % self.bits.shape[1] * 32 + bit % 32
+        return list(torch.split(torch.from_numpy(tokens), self.counts[rows].tolist()))
 
 
 class MaskFiller:

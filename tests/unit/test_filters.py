@@ -146,6 +146,12 @@ def test_a_masked_end_token_stays_masked_whatever_its_bias() -> None:
     assert edited([0.0] * 4, request)[0].tolist() == [-math.inf, 0.0, 0.0, 0.0]
 
 
+def test_ends_outside_the_vocabulary_mean_nothing() -> None:
+    """A stop token id may be any number."""
+    scores = edited([0.0] * 4, make_request(SamplingParams(min_tokens=2, stop_token_ids=[4, 10**6])))
+    assert scores.tolist() == [[-math.inf, 0.0, 0.0, 0.0]]
+
+
 def test_min_tokens_ends_in_the_middle_of_a_draft() -> None:
     scores = edited([0.0] * 4, make_request(SamplingParams(min_tokens=2)), Draft.chain([1, 2, 3]))
     assert [row[0] == -math.inf for row in scores.tolist()] == [True, True, False, False]

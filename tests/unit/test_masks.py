@@ -116,11 +116,12 @@ def test_two_buffers_in_turn_grow_and_are_used_again() -> None:
     held: list[tuple[Masks, list[set[int]]]] = []
     addresses = set()
     for step in range(40):
-        requests = [make_request(SamplingParams(regex="ab+" if i % 2 else "c")) for i in range(1 + step % 5)]
+        kinds = [(step + i) % 2 for i in range(1 + step % 5)]
+        requests = [make_request(SamplingParams(regex="ab+" if kind else "c")) for kind in kinds]
         free = make_request()
         masks = filler.fill([segment_of(free), *(segment_of(request) for request in requests)])
         assert masks is not None
-        expected = [set(range(VOCAB)), *([{1, 5} if i % 2 else {3} for i in range(len(requests))])]
+        expected = [set(range(VOCAB)), *({1, 5} if kind else {3} for kind in kinds)]
         held.append((masks, expected))
         for older, values in held[-2:]:
             assert [bits(row) for row in older.bits] == values
@@ -170,6 +171,9 @@ def test_a_matcher_that_raises_fails_its_own_request_only(error: Exception) -> N
     bad.matcher.error = error
     sampler = Sampler(VOCAB, {})
     segments = [segment_of(bad, Draft.chain([1])), segment_of(good, Draft.chain([2]))]
+    masks = fill_masks(segments)
+    assert masks is not None
+    assert masks.counts.tolist()[:2] == [0, 0]  # no more work is done for it
     failed, fine = run_step(toy_model(), sampler, segments)
     assert failed.tokens == []
     if isinstance(error, RequestError):

@@ -165,12 +165,12 @@ def test_logprobs_need_all_logits_of_every_live_row(mode: str) -> None:
     """what-breaks 44: raw logprobs are those of the unconstrained model, a certain token's included."""
     params = SamplingParams(logprobs=3, logprobs_mode=mode, temperature=0.0)
     request = constrained(params, [5], [6, 7], [8])
-    head, (out,) = step([segment_of(request, Draft((5, 9), (-1, 0)))])  # the second node is forbidden
-    assert (head.full, head.few) == ([0, 1], {})
+    head, (out,) = step([segment_of(request, Draft((9, 5), (-1, -1)))])  # the first node is forbidden
+    assert (head.full, head.few) == ([0, 2], {})
     assert out.logprobs is not None
     assert out.tokens[0] == 5
     for i, entry in enumerate(out.logprobs):
-        source = head.logits[i].clone()
+        source = head.logits[2 * i].clone()
         if mode == "processed":
             source[[t for t in range(VOCAB) if t not in ([5], [6, 7])[i]]] = -math.inf
         assert entry.logprob == pytest.approx(float(source.log_softmax(-1)[entry.token_id]), abs=1e-4)
@@ -210,6 +210,18 @@ def test_min_tokens_against_few_tokens(temperature: float) -> None:
     for seed in range(20):
         _, (out,) = step([segment_of(constrained(params, [END, 9], seed=seed))], seed)
         assert out.tokens == [9]
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_min_tokens_counts_positions_past_dead_nodes(size: int) -> None:
+    """A node behind a dead one decides the position that it is deep, in tables of few and of all tokens."""
+    params = SamplingParams(min_tokens=2, temperature=0.0)
+    request = constrained(params, [5], [6], list(range(size)))
+    logits = torch.zeros(4, VOCAB)
+    logits[:, END] = 9.0
+    segments = [segment_of(request, Draft((9, 5, 6), (-1, -1, 1)))]
+    (out,) = Sampler(VOCAB, {}).start(CountingHead(logits), segments, fill_masks(segments, VOCAB)).outcomes()
+    assert out.tokens == [5, 6, END]
 
 
 def test_nothing_allowed_is_an_error_without_any_logits() -> None:
