@@ -271,7 +271,7 @@ class Drafter(Protocol):
     """
 
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
-        """At most `budget` nodes continuing context.tokens, or None. Called once per decode segment and step."""
+        """At most `budget` nodes continuing context.tokens, or None. Called once a step for a request that samples."""
 
     def forget(self, request_id: str) -> None:
         """The request has ended. Called once."""
