@@ -37,7 +37,7 @@ class Masks(NamedTuple):
 class MaskFiller:
     """Fills the masks of every step into two buffers in turn: running ahead, the step before may still read its own.
 
-    One thread fills: a row costs tens of microseconds, less than it takes to hand it to another thread.
+    One thread fills: at 3 to 7 us a row (xgrammar, llguidance), two were 1.4 to 8 times as slow with 64 to 4 rows.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:

@@ -276,6 +276,36 @@ def test_tied_embeddings_are_stored_once(tiny_model: TinyModel, tmp_path: Path) 
     assert torch.equal(model.logits(hidden).T, model._embed(torch.arange(512)))
 
 
+@pytest.mark.parametrize("product", ["torch", "packed"])
+@pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize("cap", [None, 4.0])
+def test_columns_of_the_head(
+    product: Any, changes: dict[str, Any], cap: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tied or not, packed or not, with a soft-cap or not; hidden states large enough for the cap to bend."""
+    import support
+
+    model_type, extra = support.ARCHITECTURES["gemma3"]
+    changes = {"final_logit_softcapping": cap, **changes}
+    monkeypatch.setitem(support.ARCHITECTURES, "variant", (model_type, extra | changes))
+    context = PluginContext("model", "native", extras={"path": str(support.make_tiny_model("variant", tmp_path))})
+    model = NativeModel(NativeModel.Options(product=product), context)
+    hidden = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) * 40
+    logits = model.logits(hidden)
+    assert cap is None or 3.9 < logits.abs().max() <= cap
+    for tokens in ([511], [3, 0, 511, 17, 16, 15], list(range(512))):
+        got = model.logits_at(hidden[1], torch.tensor(tokens))
+        torch.testing.assert_close(got, logits[1, tokens], rtol=1e-5, atol=1e-4)
+
+
+def test_columns_of_a_bfloat16_head_are_rounded_like_the_rest(tiny_model: TinyModel) -> None:
+    model = load(tiny_model("llama"), dtype="bfloat16")
+    hidden = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    got = model.logits_at(hidden[0], torch.arange(512))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, model.logits(hidden)[0], rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
