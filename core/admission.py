@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .errors import ContextError, RequestError
-from .interfaces import Grammar, LogitsProcessor, Matcher, Policy
+from .interfaces import LogitsProcessor, Policy
 from .memory import MemoryPlan
 from .messages import GenerateCall
 from .model_spec import ModelSpec
@@ -25,7 +25,6 @@ class Admission:
     memory: MemoryPlan
     policy_name: str
     policy: Policy
-    grammar: Grammar | None
     processors: Mapping[str, LogitsProcessor]
     seed: int | None  # makes unseeded calls reproducible, one after another
     _arrivals: int = field(default=0, init=False)
@@ -36,7 +35,6 @@ class Admission:
         self._check_features(call)
         params = call.params
         asked = self.memory.max_total_tokens if params.max_tokens is None else len(call.prompt) + params.max_tokens
-        matcher = self._matcher(call)
         seed = params.seed if params.seed is not None else self._draw_seed()
         stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(self.spec.eos_token_ids)
@@ -47,7 +45,6 @@ class Admission:
             request = Request(call, choice, seed=seed, limit=asked, arrival=self._arrivals)
             request.text = TextStream(self.tokenizer, params)
             request.stop_ids = stop_ids
-            request.matcher = matcher if choice == 0 or matcher is None else matcher.fork()
             if params.prompt_logprobs is not None:
                 request.prompt_logprobs = [None]
             made.append(request)
@@ -97,15 +94,3 @@ class Admission:
                     f"unknown logits processor {name!r} (configured: {known})", param="logits_processors"
                 )
             self.processors[name].validate(arguments)
-
-    def _matcher(self, call: GenerateCall) -> Matcher | None:
-        given = call.params.constraints
-        if not given:
-            return None
-        if self.grammar is None:
-            raise RequestError(
-                f"{given[0]} cannot be honoured: this engine runs without a grammar backend",
-                hint="configure one: `grammar: {use: ...}`",
-                param=given[0],
-            )
-        return self.grammar.compile(call.params)

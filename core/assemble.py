@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from .drafting import Drafting
 from .errors import ConfigError
 from .executor import Executor, SplitAttention
 from .filters import needs_tokens
+from .grammars import Grammars
 from .hooks import ObserverSet
 from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
@@ -72,13 +75,27 @@ def build_parts(config: Config) -> Parts:
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     attention = _attention(config, model.spec, make)
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
-    grammar = make("grammar", config.grammar)
+    inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
-    admission = Admission(model.spec, tokenizer, memory, policy_name, policy, grammar, processors, seed)
+    admission = Admission(model.spec, tokenizer, memory, policy_name, policy, processors, seed)
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     check, split = config.engine.check, memory.text
-    return Parts(admission, scheduler, ledger, executor, drafting, observers, info, model.tokenizer, split, check)
+    return Parts(
+        admission,
+        grammars,
+        inbox,
+        scheduler,
+        ledger,
+        executor,
+        drafting,
+        observers,
+        info,
+        model.tokenizer,
+        split,
+        check,
+    )
 
 
 def _device(config: Config) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -113,6 +114,8 @@ def _default_layer() -> Layer:
     data: dict[str, Any] = {name: [] for name in LISTS} | {name: {} for name in PLAIN}
     data |= {name: {"use": cls.model_fields["use"].default} for name, cls in SECTIONS.items() if name not in PLAIN}
     data["spec"] = [{"use": "grammar"}]
+    if importlib.util.find_spec("xgrammar") is None:  # an extra: nobody asked for it
+        data["grammar"]["use"] = "none"
     data["cache"]["eviction"] = {"use": s.CacheSection.model_fields["eviction"].default.use}
     return Layer("default", data)
 

@@ -16,6 +16,7 @@ from .config import Config
 from .drafting import Drafting
 from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
 from .executor import Executor, Launched, settle
+from .grammars import Grammars, Ticket
 from .hooks import ObserverSet
 from .interfaces import ServiceInfo, TokenizerData
 from .ledger import Ledger
@@ -36,6 +37,8 @@ class Parts:
     """What `phloem.assemble` builds from a config; the loop only wires it together."""
 
     admission: Admission
+    grammars: Grammars
+    inbox: queue.SimpleQueue[Callable[[], object]]  # thunks that other threads want run on the loop's
     scheduler: Scheduler
     ledger: Ledger
     executor: Executor
@@ -57,7 +60,8 @@ class EngineCore:
         self.counters = Counters()
         self.progress: tuple[int, float] = (0, time.monotonic())
         self._calls: dict[str, list[Request]] = {}
-        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._compiling: dict[str, Ticket] = {}  # calls whose grammar is not ready
+        self._inbox = parts.inbox
         self._ahead: Launched | None = None  # overlap: the step whose results are not committed yet
         self._events: list[Event] = []
         self._stopping = False
@@ -98,15 +102,15 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        """True while any request is waiting or running."""
-        return bool(self._calls)
+        """True while any request is waiting or running; one whose grammar is being compiled is neither."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
 
     def run(self, emit: Emit) -> None:
         """Serve until `stop`. `emit` gets each step's events."""
         self.parts.observers.start(self.info)
         try:
             while not self._stopping:
-                self._drain(block=not self._calls and self._ahead is None)
+                self._drain(block=not self.busy and self._ahead is None)
                 self.step()
                 self._flush(emit)
         except BaseException:
@@ -117,6 +121,7 @@ class EngineCore:
                 self.abort_now(call_id)
             self._flush(emit)
             self.parts.executor.close()
+            self.parts.grammars.close()
             self.parts.observers.stop()
 
     def step(self) -> None:
@@ -158,15 +163,38 @@ class EngineCore:
         try:
             if call.call_id in self._calls:
                 raise RequestError(f"request id {call.call_id!r} is in use", param="rid")
-            waiting, most = len(self.scheduler.waiting), self.scheduler.limits.max_waiting
+            compiling = sum(len(self._calls[call_id]) for call_id in self._compiling)
+            waiting, most = len(self.scheduler.waiting) + compiling, self.scheduler.limits.max_waiting
             if waiting + call.params.n > most:
                 raise QueueFullError(f"{waiting} requests are waiting, the limit is {most}", hint="retry later")
             requests = self.parts.admission.requests(call)
+            ticket = self.parts.grammars.ask(call.params)
         except Exception as error:  # a grammar or processor plugin may raise anything: this call's problem only
             self._events.append(_refusal(call.call_id, error))
             return
         self._calls[call.call_id] = requests
+        if ticket.done.done():
+            self._enqueue(call, ticket)
+            return
+        self._compiling[call.call_id] = ticket
         for request in requests:
+            request.state = State.COMPILING
+        ticket.done.add_done_callback(lambda _: self._enqueue(call, ticket))  # on this thread, by `Grammars`
+
+    def _enqueue(self, call: GenerateCall, ticket: Ticket) -> None:
+        """The call's grammar is ready, or was refused."""
+        self._compiling.pop(call.call_id, None)
+        try:
+            compiled = ticket.done.result()
+            for request in self._calls[call.call_id]:
+                request.matcher = self.parts.grammars.matcher(compiled, call.params, call.prompt)
+                request.notes += compiled.notes if compiled is not None else []
+                request.state = State.WAITING
+        except Exception as error:  # a backend's own, or the refusal of the constraint
+            known = error if isinstance(error, PhloemError) else StepError(f"the grammar failed: {error!r}")
+            self._fail([call.call_id], known)
+            return
+        for request in self._calls[call.call_id]:
             self.scheduler.add(request)
 
     def abort_now(self, call_id: str) -> bool:
@@ -186,6 +214,8 @@ class EngineCore:
                     self._finish(request, publish=False)
 
     def _finish(self, request: Request, *, publish: bool) -> None:
+        if ticket := self._compiling.pop(request.call.call_id, None):
+            self.parts.grammars.cancel(ticket)
         self.scheduler.drop(request, publish=publish)
         self.parts.drafting.forget(request)
         self._report(request)
@@ -295,6 +325,7 @@ class EngineCore:
             "evicted_tokens": self.ledger.evicted,
             "retractions": self.scheduler.retractions,
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
+            **self.parts.grammars.stats(),
             "drafter_failures": dict(self.parts.drafting.failures),
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),

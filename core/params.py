@@ -86,7 +86,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 # Of these the declared type is checked; numbers and stops have checks, and words, of their own.
 _CONSTRAINTS = ("json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag")
 _TYPED = ("stop_token_ids", "logit_bias", *_CONSTRAINTS, "grammar_backend", "think_start", "think_end")
-_TYPES = {f.name: f.type for f in msgspec.structs.fields(SamplingParams) if f.type is bool or f.name in (*_TYPED, "logits_processors")}
+_TYPES = {
+    f.name: f.type
+    for f in msgspec.structs.fields(SamplingParams)
+    if f.type is bool or f.name in (*_TYPED, "logits_processors")
+}
 # name -> (lowest, highest, lowest is allowed, what to say)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, True),

@@ -52,8 +52,8 @@ class Scheduler:
 
     def drop(self, request: Request, *, publish: bool) -> None:
         """A request ends, in whatever state: every slot goes back, to the cache (`publish`) or the free list."""
-        queue = self.running if request.state is State.RUNNING else self.waiting
-        queue.remove(request)
+        if request.state in (State.RUNNING, State.WAITING):
+            (self.running if request.state is State.RUNNING else self.waiting).remove(request)
         request.state = State.FINISHED
         self.ledger.release(request, publish=publish)
 

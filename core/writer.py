@@ -74,6 +74,7 @@ def event(request: Request) -> Event | None:
             completion_tokens=request.output_len,
             cached_tokens=request.cached_tokens or 0,
         )
+        made.notes = request.notes
         if request.error is not None:
             made.error = error_info(request.error)
     return made if finished or made.token_ids else None
