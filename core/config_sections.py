@@ -180,12 +180,12 @@ class GrammarSection(PluginSection):
     """What enforces JSON schemas, regular expressions, grammars and choices."""
 
     use: str = "xgrammar"
-    """Grammar backend; `auto` takes, per constraint, the first of xgrammar, llguidance and outlines that enforces all of
-    it; `none` refuses constrained requests. The default becomes `none` where xgrammar is not installed."""
+    """Grammar backend; `auto` takes, per constraint, the first of xgrammar, llguidance and outlines that enforces all
+    of it; `none` refuses constrained requests. The default becomes `none` where xgrammar is not installed."""
     also: tuple[str, ...] = ()
     """Further backends that a request may name (`grammar_backend`)."""
     whitespace: Literal["compact", "flexible"] = "compact"
-    """Between JSON's parts: `compact` is one space after `,` and `:`, `flexible` lets the model choose, within bounds."""
+    """Between JSON's parts: `compact` is one space after `,` and `:`, `flexible` leaves it to the model, bounded."""
     workers: Annotated[int, Field(ge=1)] = 1
     """Processes that compile."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
