@@ -13,6 +13,7 @@ import pytest
 import torch
 from sampling_rig import fill_masks, make_request, segment_of
 
+from bench import masks as bench_masks
 from phloem import sampler as sampling
 from phloem.batch import Segment
 from phloem.drafts import Draft
@@ -232,6 +233,34 @@ def test_nothing_allowed_is_an_error_without_any_logits() -> None:
     assert empty.error is not None
     assert empty.error.message == "the grammar allows no token of this vocabulary at output position 0"
     assert other.tokens == [4]
+
+
+class Fickle(SetMatcher):
+    """Refuses what its mask allows."""
+
+    def accept(self, token: int) -> bool:
+        return False
+
+
+def test_a_grammar_that_refuses_what_it_allowed_ends_its_request() -> None:
+    """The walk comes to a node that was taken for dead: what was emitted before stays."""
+    request = constrained(SamplingParams(), [5])
+    request.matcher = Fickle([[5]])
+    _, (out,) = step([segment_of(request, Draft.chain([5]))])
+    assert (out.tokens, out.nodes) == ([5], [0])
+    assert isinstance(out.error, StepError)
+    assert out.error.message == "the grammar forbids the token before output position 1, which its mask allowed"
+
+
+@pytest.mark.real
+def test_the_bench_prints_every_row() -> None:
+    """With few rounds and the default model; figures are whatever they are."""
+    pytest.importorskip("llguidance")
+    lines: list[Any] = []
+    assert bench_masks.main(["--rounds", "4", "--grammar", "llguidance"], lines.append) == 0
+    table = [line.split("|") for line in lines if line.startswith("| ")]
+    assert [row[1].strip() for row in table[1:5]] == [str(rows) for rows in bench_masks.ROWS]
+    assert [row[1].strip() for row in table[6:] if row[1].strip().isdigit()][-1] == str(bench_masks.COLUMNS[-1])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
