@@ -62,7 +62,7 @@ def translate(pattern: str, param: str, where: str = "") -> Translation:
         raise RequestError(f"{where}not a regular expression: {error}", param=param) from None
     reader = _Reader(pattern, param, where)
     rust = reader.alternatives().rust
-    return Translation(f"(?{reader.flags}:{rust})", f"(?s{'i' * reader.folded})" + "|".join(reader.atoms or ["(?!)"]))
+    return Translation(f"(?{reader.flags}:{rust})", f"(?s{'i' * reader.folded}:{'|'.join(reader.atoms or ['(?!)'])})")
 
 
 def literal(text: str) -> str:

@@ -233,6 +233,9 @@ class _Checker:
                     f"{at}/tags/{i}/begin", f"must start with one of the triggers, starts with {found or 'none'}"
                 )
             unused.discard(found[0])
+        for i, text in enumerate(checked["excludes"]):
+            if any(trigger in text for trigger in checked["triggers"]):
+                raise refuse(f"{at}/excludes/{i}", "holds a trigger, which no text does anyway")
         if unused:
             raise refuse(f"{at}/triggers", f"no tag begins with {sorted(unused)[0]!r}")
 
@@ -246,5 +249,6 @@ def is_open(node: dict[str, Any]) -> bool:
     """True if the end of a format's text shows only by what follows: the tag around it keeps its ends out of it."""
     if node["type"] in ("any_text", "triggered_tags"):
         return True
-    below = node.get("elements", [node["content"]] if node["type"] == "optional" else [])
+    repeated = node["type"] in ("optional", "star", "plus", "repeat")
+    below = node.get("elements", [node["content"]] if repeated else [])
     return any(is_open(item) for item in below)

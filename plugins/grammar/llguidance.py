@@ -15,7 +15,7 @@ from phloem.errors import PluginError, RequestError
 from phloem.interfaces import PluginContext
 from phloem.model_spec import ModelSpec
 
-from . import _lark
+from . import _lark, _tags_lark
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -126,7 +126,8 @@ class LLGuidance:
         self._special = {context.tokenizer.token_text(token): token for token in context.tokenizer.special_ids}
         self._tokenizer = make_tokenizer(context.tokenizer, context.model)
         self._limits = parser_limits()
-        self._end_row = _bitmask(self._ends, context.model.vocab_size)
+        self._vocabulary = context.model.vocab_size
+        self._end_row = _bitmask(self._ends, self._vocabulary)
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """See `docs/structured-llguidance.md`."""
@@ -136,13 +137,16 @@ class LLGuidance:
         """The constraint as a grammar in Lark, tried out. Raises RequestError (param=constraint.kind)."""
         if constraint.kind not in self.capabilities:
             raise RequestError(f"llguidance has no {constraint.kind}", param=constraint.kind)
-        grammar = self._source(constraint)
-        matcher = self.matcher(constraint, grammar.encode())
+        try:
+            grammar = self._source(constraint).encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"{constraint.kind} has half of a surrogate pair", param=constraint.kind) from None
+        matcher = self.matcher(constraint, grammar)
         row = np.zeros_like(self._end_row)
         matcher.fill(row)
         if not row.any():
             raise RequestError(f"no text satisfies this {constraint.kind}", param=constraint.kind)
-        return grammar.encode()
+        return grammar
 
     def matcher(self, constraint: Constraint, compiled: bytes) -> LLGuidanceMatcher:
         """Parses the grammar again, without the lock of the interpreter: a millisecond, a second for huge schemas."""
@@ -155,6 +159,8 @@ class LLGuidance:
         return LLGuidanceMatcher(matcher, self._ends, self._end_row, constraint.kind)
 
     def _source(self, constraint: Constraint) -> str:
+        if constraint.kind == "structural_tag":
+            return _tags_lark.tag_source(constraint, self._special, self._vocabulary)
         return _lark.source(constraint)
 
 
