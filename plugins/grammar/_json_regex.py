@@ -1,0 +1,187 @@
+"""Regular expressions of JSON's parts, in the syntax of Rust's `regex` crate."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ._regex import literal
+
+# One character of a string, escaped only where JSON demands it (and `\/`, which models write).
+CHAR = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u00[01][0-9a-fA-F]))'
+_NATURAL = "(?:0|[1-9][0-9]*)"
+NUMBER = rf"-?{_NATURAL}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_MONTH_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DATE = f"(?:[1-9][0-9]{{3}}-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL = "[a-z0-9](?:[a-z0-9-]{0,14}[a-z0-9])?"
+_HEX = "[0-9a-f]"
+_GROUP = f"{_HEX}{{1,4}}"
+_IPV6 = (
+    f"(?:{_GROUP}(?::{_GROUP}){{7}}|"
+    + "|".join(
+        ("" if before == 0 else f"{_GROUP}(?::{_GROUP}){{{before - 1}}}")
+        + "::"
+        + ("" if before == 7 else f"(?:{_GROUP}(?::{_GROUP}){{0,{6 - before}}})?")
+        for before in range(8)
+    )
+    + ")"
+)
+# Each is a part of what the format allows, and most of what is written in practice.
+FORMATS: Mapping[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
+    "ipv6": _IPV6,
+    "email": rf"[A-Za-z0-9_+-]{{1,16}}(?:\.[A-Za-z0-9_+-]{{1,16}}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
+    "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,3}}",
+}
+
+
+class Layout:
+    """What stands between JSON's parts."""
+
+    def __init__(self, whitespace: str) -> None:
+        """`compact`: one space after a comma and a colon. `flexible`: at most 8 characters wherever JSON has them."""
+        flexible = whitespace == "flexible"
+        self.edge = r"[ \t\n\r]{0,8}" if flexible else ""  # inside brackets
+        self.comma = f"{self.edge},{self.edge}" if flexible else ", "
+        self.colon = f"{self.edge}:{self.edge}" if flexible else ": "
+
+    def value(self, value: Any) -> str:
+        """A value that is given, its strings spelled in one way."""
+        if isinstance(value, dict):
+            return self.object(f"{literal(dumps(key))}{self.colon}{self.value(item)}" for key, item in value.items())
+        if isinstance(value, list):
+            return self.array(self.value(item) for item in value)
+        return literal(dumps(value))
+
+    def object(self, members: Iterable[str]) -> str:
+        """Exactly these members."""
+        return rf"\{{{self.edge}{self.comma.join(members)}{self.edge}\}}"
+
+    def array(self, items: Iterable[str]) -> str:
+        """Exactly these items."""
+        return rf"\[{self.edge}{self.comma.join(items)}{self.edge}\]"
+
+    def listed(self, item: str, least: int, most: int | None) -> str:
+        """`least` to `most` times the same, with commas; None is without bound."""
+        if most == 0:
+            return ""
+        more = repeated(f"{self.comma}{item}", max(least - 1, 0), None if most is None else most - 1)
+        return f"{item}{more}" if least else f"(?:{item}{more})?"
+
+
+def dumps(value: Any) -> str:
+    """A scalar as JSON; whole numbers without a point."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def any_of(parts: Sequence[str | None]) -> str | None:
+    """One of them; None is a language without a text."""
+    found = list(dict.fromkeys(part for part in parts if part is not None))
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
+
+
+def repeated(part: str, least: int, most: int | None) -> str:
+    """`least` to `most` times, None is without bound."""
+    if most == 0:
+        return ""
+    signs = {(0, 1): "?", (0, None): "*", (1, None): "+", (1, 1): ""}
+    return f"(?:{part})" + signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+
+
+def string(least: int, most: int | None) -> str:
+    """A string of so many characters."""
+    return f'"{repeated(CHAR, least, most)}"'
+
+
+def other_key(names: Iterable[str]) -> str:
+    """A string that is none of the names, written without escapes."""
+    plain = [name for name in names if name == json.dumps(name, ensure_ascii=False)[1:-1]]
+    return f'"{_none_of(plain)}"'
+
+
+def _none_of(names: Sequence[str]) -> str:
+    """Any text of plain characters but these: by first characters, then by what follows each."""
+    plain = r"[^\"\\\x00-\x1f]"
+    heads = sorted({name[0] for name in names if name})
+    branches = [f"{literal(head)}{_none_of([name[1:] for name in names if name[:1] == head])}" for head in heads]
+    barred = "".join(map(literal, heads))
+    branches.append(rf"[^\"\\\x00-\x1f{barred}]{plain}*" if heads else f"{plain}+")
+    return f"(?:{'|'.join(branches)}){'' if '' in names else '?'}" if names else f"{plain}*"
+
+
+def integer(low: float | None, high: float | None) -> str | None:
+    """A whole number between bounds, which are in; None is without bound, and as the result: there is none."""
+    least = None if low is None else math.ceil(low)
+    most = None if high is None else math.floor(high)
+    below = _naturals(1 if most is None else max(1, -most), None if least is None else -least)
+    above = _naturals(0 if least is None else max(0, least), most)
+    return any_of([None if below is None else f"-{below}", above])
+
+
+def number(low: int | None, high: int | None, *, above: bool = False, below: bool = False) -> str | None:
+    """A number between whole bounds, without an exponent. `above`, `below`: the bound itself is out."""
+    negative = positive = None
+    if low is None or low < 0:
+        least, open_end = (0, False) if high is None or high > 0 else (-high, below)
+        negative = _magnitude(least, open_end, None if low is None else -low, above)
+    if high is None or high >= 0:
+        least, open_end = (0, False) if low is None or low < 0 else (low, above)
+        positive = _magnitude(least, open_end, high, below)
+    return any_of([None if negative is None else f"-{negative}", positive])
+
+
+def _magnitude(least: int, above: bool, most: int | None, below: bool) -> str | None:
+    if most is not None and (most < least or (most == least and (above or below))):
+        return None
+    parts: list[str | None] = [rf"{least}\.[0-9]*[1-9][0-9]*" if above else None]
+    whole = _naturals(least + above, None if most is None else most - 1)
+    parts.append(None if whole is None else rf"{whole}(?:\.[0-9]+)?")
+    parts.append(None if most is None or below else rf"{most}(?:\.0+)?")
+    return any_of(parts)
+
+
+def _naturals(least: int, most: int | None) -> str | None:
+    """Whole numbers from `least`, which is not negative, to `most`."""
+    if most is not None and most < least:
+        return None
+    first, last = str(least), "9" * len(str(least)) if most is None else str(most)
+    parts = []
+    for digits in range(len(first), len(last) + 1):
+        low = first if digits == len(first) else "1" + "0" * (digits - 1)
+        parts.append(_between(low, last if digits == len(last) else "9" * digits))
+    if most is None:
+        parts.append(f"[1-9][0-9]{{{len(first)},}}")
+    return any_of(parts)
+
+
+def _between(low: str, high: str) -> str:
+    """Decimal numbers of one length."""
+    if not low or low[0] == high[0]:
+        return low[:1] + _between(low[1:], high[1:]) if low else ""
+    rest, parts, start, stop = len(low) - 1, [], int(low[0]), int(high[0])
+    if low[1:] != "0" * rest:
+        parts.append(low[0] + _between(low[1:], "9" * rest))
+        start += 1
+    if high[1:] != "9" * rest:
+        parts.append(high[0] + _between("0" * rest, high[1:]))
+        stop -= 1
+    if start <= stop:
+        parts.append(f"[{start}-{stop}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
