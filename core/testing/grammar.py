@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ..constraint import Constraint, constraint_of
 from ..errors import RequestError
 from ..interfaces import Grammar, Matcher, PluginContext, TokenizerData
 from ..params import SamplingParams
@@ -59,8 +60,9 @@ class GrammarSuite(PluginSuite):
     def matchers(self) -> Iterator[tuple[dict[str, Any], Matcher]]:
         """A matcher at its start for every constraint."""
         grammar: Grammar = self.make()
-        for constraint in self.constraints:
-            yield constraint, grammar.compile(SamplingParams(**constraint))
+        for given in self.constraints:
+            constraint = as_constraint(given)
+            yield given, grammar.matcher(constraint, grammar.compile(constraint))
 
     def test_masks_equal_what_is_accepted(self) -> None:
         """On random walks, bit t is set exactly where a copy of the state accepts t."""
@@ -127,8 +129,15 @@ class GrammarSuite(PluginSuite):
         """With a RequestError that names the parameter."""
         for constraint in self.refused:
             with pytest.raises(RequestError) as refusal:
-                self.make().compile(SamplingParams(**constraint))
+                self.make().compile(as_constraint(constraint))
             assert refusal.value.param in constraint
+
+
+def as_constraint(given: dict[str, Any], whitespace: str = "compact") -> Constraint:
+    """A constraint from the parameters that a request would give."""
+    constraint = constraint_of(SamplingParams(**given), whitespace)
+    assert constraint is not None, f"{given} is no constraint"
+    return constraint
 
 
 def allowed(matcher: Matcher) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -9,9 +10,11 @@ import numpy.typing as npt
 import regex
 from pydantic import BaseModel, ConfigDict
 
+from ..constraint import Constraint, Unenforced
 from ..errors import RequestError
 from ..interfaces import PluginContext
-from ..params import SamplingParams
+
+_FORCED_CHARS = 64  # `forced` looks no further
 
 
 class ToyMatcher:
@@ -24,6 +27,7 @@ class ToyMatcher:
         """`texts[t]` is the text of token t; a token without text is never allowed, except an end token."""
         self._pattern = regex.compile(pattern)
         self._texts = texts
+        self._letters = sorted({letter for text in texts for letter in text})
         self._ends = frozenset(ends)
         self._states = [""]  # text after each accepted token; the last is the current one
         self._ended: list[bool] = [False]
@@ -68,10 +72,20 @@ class ToyMatcher:
         texts = (token for token in range(len(self._texts)) if token not in self._ends)
         return self._matches() and not any(self._allows(token) for token in texts)
 
+    def forced(self) -> bytes:
+        """Character by character, while one character of the vocabulary may follow and the output must go on."""
+        state = self._states[-1]
+        while not self._ended[-1] and len(state) - len(self._states[-1]) < _FORCED_CHARS:
+            next_ones = [c for c in self._letters if self._pattern.fullmatch(state + c, partial=True)]
+            if len(next_ones) != 1 or self._pattern.fullmatch(state):
+                break
+            state += next_ones[0]
+        return state[len(self._states[-1]) :].encode()
+
     def fork(self) -> ToyMatcher:
         """Shares the pattern and the remembered masks, which do not change."""
-        twin = object.__new__(ToyMatcher)
-        twin._pattern, twin._texts, twin._ends, twin._masks = self._pattern, self._texts, self._ends, self._masks
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
         twin._states, twin._ended = list(self._states), list(self._ended)
         return twin
 
@@ -111,16 +125,23 @@ class ToyGrammar:
             if "\ufffd" in text or token in context.tokenizer.special_ids:  # a part of a character; or no text at all
                 self._texts[token] = ""
 
-    def compile(self, params: SamplingParams) -> ToyMatcher:
-        """A matcher for `regex` or `choices`. Raises RequestError for anything else."""
-        for name in ("json_schema", "grammar"):
-            if getattr(params, name) is not None:
-                raise RequestError(f"{name} cannot be enforced by the toy grammar", hint="use regex", param=name)
-        if params.choices is not None:
-            return ToyMatcher("|".join(map(regex.escape, params.choices)), self._texts, self._ends)
-        if params.regex is None:
-            raise RequestError("no constraint is given", param="regex")
+    def unenforced(self, constraint: Constraint) -> list[Unenforced]:
+        """What is compiled is enforced."""
+        return []
+
+    def compile(self, constraint: Constraint) -> bytes:
+        """The pattern, once it is known to be one. Raises RequestError for anything but `regex` and `choices`."""
+        if constraint.kind not in self.capabilities:
+            problem = f"{constraint.kind} cannot be enforced by the toy grammar"
+            raise RequestError(problem, hint="use regex", param=constraint.kind)
+        if constraint.kind == "choices":
+            return "|".join(map(regex.escape, json.loads(constraint.value))).encode()
         try:
-            return ToyMatcher(params.regex, self._texts, self._ends)
+            regex.compile(constraint.value)
         except regex.error as error:
             raise RequestError(f"regex is not valid: {error}", param="regex") from error
+        return constraint.value.encode()
+
+    def matcher(self, constraint: Constraint, compiled: bytes) -> ToyMatcher:
+        """A matcher of the pattern."""
+        return ToyMatcher(compiled.decode(), self._texts, self._ends)

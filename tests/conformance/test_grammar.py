@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from phloem.constraint import Constraint
 from phloem.errors import RequestError
-from phloem.params import SamplingParams
-from phloem.testing.grammar import GrammarSuite, allowed
+from phloem.testing.grammar import GrammarSuite, allowed, as_constraint
 from phloem.testing.toy_grammar import ToyGrammar, ToyMatcher
 
 
 class TestToyGrammar(GrammarSuite):
     plugin = ToyGrammar
-    refused = ({"regex": "("}, {"json_schema": {"type": "object"}}, {"grammar": "root ::= 'a'"})
+    refused = ({"regex": "("}, {"json_schema": {"type": "object"}}, {"ebnf": "root ::= 'a'"})
 
 
 class BrokenMatcher(ToyMatcher):
@@ -23,8 +23,8 @@ class BrokenMatcher(ToyMatcher):
 
 
 class BrokenGrammar(ToyGrammar):
-    def compile(self, params: SamplingParams) -> ToyMatcher:
-        good = super().compile(params)
+    def matcher(self, constraint: Constraint, compiled: bytes) -> ToyMatcher:
+        good = super().matcher(constraint, compiled)
         bad = BrokenMatcher("x", [], ())
         bad.__dict__.update(good.__dict__)
         return bad
@@ -56,8 +56,6 @@ def test_an_end_token_ends_and_can_be_taken_back() -> None:
 def test_toy_grammar_names_what_it_cannot_do() -> None:
     grammar = TestToyGrammar().make()
     with pytest.raises(RequestError, match="json_schema cannot be enforced by the toy grammar"):
-        grammar.compile(SamplingParams(json_schema=True))
+        grammar.compile(as_constraint({"json_schema": True}))
     with pytest.raises(RequestError, match="regex is not valid"):
-        grammar.compile(SamplingParams(regex="["))
-    with pytest.raises(RequestError, match="no constraint is given"):
-        grammar.compile(SamplingParams())
+        grammar.compile(as_constraint({"regex": "["}))

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import Batch
+from phloem.constraint import Constraint
 from phloem.hooks import hookimpl
 from phloem.interfaces import AttentionStep, PluginContext
-from phloem.params import SamplingParams
 from phloem.plugins.attention.torch_paged import TorchAttention
 from phloem.pool import KVStore
 from phloem.request import Request
@@ -90,13 +90,13 @@ class FickleMatcher(ToyMatcher):
 class Fickle(ToyGrammar):
     """The toy grammar with matchers that break in the middle; a regex that begins with `x` makes them raise."""
 
-    def compile(self, params: SamplingParams) -> ToyMatcher:
-        good = super().compile(params)
-        if params.regex == "[a-z]{9}":
+    def matcher(self, constraint: Constraint, compiled: bytes) -> ToyMatcher:
+        good = super().matcher(constraint, compiled)
+        if constraint.value == "[a-z]{9}":
             return good
         bad = FickleMatcher("x", [], ())
         bad.__dict__.update(good.__dict__)
-        bad.raises = str(params.regex).startswith("x")
+        bad.raises = constraint.value.startswith("x")
         return bad
 
 

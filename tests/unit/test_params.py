@@ -48,7 +48,7 @@ from phloem.params import SamplingParams
         ({"logit_bias": {True: 1.0}}, "Expected `int`, got `bool` - at `key`"),
         ({"logit_bias": {5: math.nan}}, "of token 5 must be in [-100, 100], got nan"),
         ({"regex": 5}, "Expected `str | null`, got `int`"),
-        ({"grammar": ["root"]}, "Expected `str | null`"),
+        ({"ebnf": ["root"]}, "Expected `str | null`"),
         ({"json_schema": 5}, "got `int`"),
         ({"choices": "yes"}, "Expected `array | null`, got `str`"),
         ({"choices": [5]}, "Expected `str`, got `int` - at `$[0]`"),
