@@ -9,7 +9,7 @@ from typing import Protocol
 
 from phloem.errors import RequestError
 
-from ._json import LONGEST_NAME, ignore, pass_value, read_string
+from ._json import LONGEST_NAME, ignore, pass_value, read_string, value_begins
 from ._source import Source, Step
 from ._tree import Node, Schema, leaf
 
@@ -153,6 +153,8 @@ class Record:
                 reading.begin(reading.early, source)
             return bool(reading.name)
         if key in _ARGUMENTS and not reading.begun and reading.early is None:
+            if not value_begins((yield from source.peek())):
+                return False
             if reading.name is not None:
                 reading.begin("", source)
                 whole = yield from pass_value(source, reading.sink.write, stop)

@@ -23,7 +23,7 @@ class Form:
     closing: str = ""
     separator: str = ""
     end: str = ""
-    stop: str = ""  # an end-of-sequence token that follows: read where it comes, left out of constraints
+    stop: str = ""  # an end-of-sequence token that may follow: read where it comes, never written or asked for
     plain: bool = False  # no marker tells calls from text
     line_start: bool = False  # calls begin at the start of a line
     variant: bool = False  # read, but never asked for
@@ -44,7 +44,7 @@ class Form:
         for name, arguments in calls:
             before, after = self.body.around(name)
             written.append(f"{self.opening}{before}{self.body.syntax.spell(arguments, name)}{after}{self.closing}")
-        return self.begin + self.separator.join(written) + self.end + self.stop
+        return self.begin + self.separator.join(written) + self.end
 
 
 @dataclass(frozen=True)

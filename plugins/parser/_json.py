@@ -9,7 +9,7 @@ from ._source import Source, Step, Write
 
 LONGEST_NAME = 256  # characters of a name or key, between its quotes; a longer one is none
 _IN_STRING = re.compile(r'[^"\\]*')
-_IN_WORD = re.compile(r"[^\s,:\[\]{}\"]*")
+_IN_WORD = re.compile(r"[\w.+-]*")
 _IN_NEST = re.compile(r'[^"{}\[\]<]*')
 
 
@@ -46,6 +46,11 @@ def read_string(source: Source) -> Step[str | None]:
         return str(json.loads("".join(parts), strict=False))
     except ValueError:
         return None
+
+
+def value_begins(char: str) -> bool:
+    """Whether a value, or a word in place of one, may begin with a character."""
+    return bool(char) and (char in '"{[' or bool(_IN_WORD.match(char)[0]))  # type: ignore[index]
 
 
 def pass_value(source: Source, write: Write, stop: str = "") -> Step[bool]:

@@ -23,8 +23,8 @@ def schemas(tools: Sequence[Tool]) -> str:
 def instructions(form: Form, tools: Sequence[Tool], parallel: bool) -> str:
     """The tools, and how a call is written, shown as the form writes it."""
     call = ("function-name", '{"argument-name": "argument-value"}')
-    one = form.text([call]).removesuffix(form.stop)
-    two = form.text([call, call]).removesuffix(form.stop)
+    one = form.text([call])
+    two = form.text([call, call])
     several = f"To call several functions at once, answer with:\n{two}\n\n" if parallel else ""
     return (
         "# Tools\n\nYou can call these functions to help the user:\n"

@@ -26,9 +26,14 @@ class Gemma(FormatParser):
                 closing="<end_function_call>",
                 stop=_ANSWER,
             ),
-            Form(opening="<|tool_call>call:", body=Pair(syntax=Notation('<|"|>')), closing="<tool_call|>"),
+            Form(
+                opening="<|tool_call>call:",
+                body=Pair(syntax=Notation('<|"|>')),
+                closing="<tool_call|>",
+                stop="<|tool_response>",
+            ),
         ),
-        think=("<|channel>thought\n", "<channel|>"),
+        think=("<|channel>thought", "<channel|>"),
     )
     special = True
 

@@ -69,6 +69,7 @@ class Head(NamedTuple):
 
     channel: str
     recipient: str
+    whole: bool  # False: this is none, or the answer ends in it
 
 
 class HarmonyStream(Stream):
@@ -92,7 +93,9 @@ class HarmonyStream(Stream):
             source.keep()
             head = yield from self._head()
             read = source.forget()
-            if head is None:
+            if not head.whole:
+                if read.strip() == _NEXT and not (yield from source.peek()):
+                    break  # a message that was never begun
                 self._text("content", read)
                 yield from source.until(_HEADS, lambda text: self._text("content", text))
             elif head.recipient and self._calls_known:
@@ -103,7 +106,7 @@ class HarmonyStream(Stream):
             else:
                 yield from self._body("reasoning" if head.channel == "analysis" else "content")
 
-    def _head(self) -> Step[Head | None]:
+    def _head(self) -> Step[Head]:
         """A header up to its <|message|>, in any of the orders that the format allows."""
         source = self.source
         if (yield from source.try_take(_START)):
@@ -112,7 +115,7 @@ class HarmonyStream(Stream):
         recipient = yield from self._recipient()
         yield from source.spaces()
         if not (yield from source.try_take(_CHANNEL)):
-            return None
+            return Head("", recipient, False)
         yield from source.spaces()
         channel = yield from source.word(_WORD, _LONGEST)
         recipient = (yield from self._recipient()) or recipient
@@ -121,7 +124,7 @@ class HarmonyStream(Stream):
             yield from source.spaces()
         yield from source.word(_WORD, _LONGEST)
         yield from source.spaces()
-        return Head(channel, recipient) if channel and (yield from source.try_take(_MESSAGE)) else None
+        return Head(channel, recipient, bool(channel) and (yield from source.try_take(_MESSAGE)))
 
     def _recipient(self) -> Step[str]:
         yield from self.source.spaces()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._call import Record
+from ._exact import quoted
 from ._format import Form, Format
 from ._parser import FormatParser
 
@@ -19,7 +20,6 @@ class Llama3(FormatParser):
             Form(begin="<|python_tag|>", body=Record("parameters"), separator="; ", variant=True),
         )
     )
-    result = '{"output": "{content}"}'
 
     @classmethod
     def matches(cls, template: str) -> bool:
@@ -28,6 +28,4 @@ class Llama3(FormatParser):
 
     def result_text(self, name: str, content: str) -> str:
         """As the template shows the answer of a tool to the role `ipython`."""
-        from ._exact import quoted
-
         return f'{{"output": {quoted(content)}}}'
