@@ -16,6 +16,7 @@ from phloem.errors import RequestError
 
 from . import _json_regex as rx
 from ._disjoint import type_of, types_of, values_of
+from ._json_pattern import pattern_regex
 from ._json_regex import Layout
 from ._refs import References
 from ._regex import literal
@@ -121,6 +122,8 @@ class _Writer:
     def _string(self, schema: dict[str, Any], at: str) -> str | None:
         if schema.get("format") in rx.FORMATS:
             return f'"{rx.FORMATS[schema["format"]]}"'
+        if "pattern" in schema and _lost_pattern(schema["pattern"]) is None:
+            return f'"{pattern_regex(schema["pattern"], self.kind, "")}"'
         least, most = _counts(schema, "Length")
         return None if most is not None and most < least else rx.string(least, most)
 
@@ -247,6 +250,15 @@ def _number(schema: dict[str, Any]) -> str | None:
     )
 
 
+def _lost_pattern(pattern: Any) -> str | None:
+    """Why a pattern is not enforced."""
+    try:
+        pattern_regex(pattern, "pattern", f"{NAME}: ")
+    except RequestError as error:
+        return error.message
+    return None
+
+
 def _check(node: Node) -> Iterator[tuple[str, str]]:
     """What depends on the value of a keyword, or on others beside it."""
     active, types = node.active, node.types
@@ -254,6 +266,8 @@ def _check(node: Node) -> Iterator[tuple[str, str]]:
         yield "allOf", f"{NAME} cannot combine schemas"
     if "multipleOf" in active and not (active["multipleOf"] == 1 and "number" not in types):
         yield "multipleOf", f"{NAME} ignores multipleOf"
+    if isinstance(active.get("pattern"), str) and (why := _lost_pattern(active["pattern"])) is not None:
+        yield "pattern", why
     if "number" in types:
         for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
             bound = active.get(keyword)
@@ -276,8 +290,9 @@ def _object_counts(node: Node) -> Iterator[tuple[str, str]]:
 
 SUPPORT = Support(
     backend=NAME,
-    keywords=_KEYWORDS - {"pattern"},
+    keywords=_KEYWORDS,
     formats=frozenset(rx.FORMATS),
-    beside={key: frozenset({"format"}) for key in ("minLength", "maxLength")},
+    beside={"pattern": frozenset({"format"})}
+    | {key: frozenset({"format", "pattern"}) for key in ("minLength", "maxLength")},
     check=_check,
 )
