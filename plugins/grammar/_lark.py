@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from phloem.constraint import Constraint
 from phloem.errors import RequestError
 
+from ._json_lark import json_options, json_rule
 from ._regex import translate
 
 # Without it a mask allows only the library's own tokenisation of text that is certain, which is not the model's.
 HEADER = '%llguidance {"no_forcing": true}'
-WHITESPACE = r"[ \n\r\t]{1,8}"  # the most at one place under `flexible`
 # Strings, regexes and comments of a Lark source, in which nothing is looked for; then what is.
 _LEXER = re.compile(
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/'
@@ -33,22 +32,6 @@ def source(constraint: Constraint) -> str:
         return f"{HEADER}\nstart: {' | '.join(json.dumps(text, ensure_ascii=False) for text in json.loads(value))}"
     schema = {"type": "object"} if kind == "json_object" else json.loads(value)
     return f"{HEADER}\nstart: {json_rule(schema, constraint)}"
-
-
-def json_rule(schema: Any, constraint: Constraint) -> str:
-    """A schema as a part of a rule. A key `x-guidance` of the user's, which would change whitespace, is dropped."""
-    if not isinstance(schema, (dict, bool)):
-        raise RequestError("a JSON schema is an object, true or false", param=constraint.kind)
-    fields = {"allOf": [schema]} if isinstance(schema, bool) else schema
-    return "%json " + json.dumps({**fields, "x-guidance": json_options(constraint)}, ensure_ascii=False)
-
-
-def json_options(constraint: Constraint) -> dict[str, Any]:
-    """How JSON is written. `lenient` leaves out what cannot be enforced, which `unenforced` then reports."""
-    options: dict[str, Any] = {"lenient": not constraint.strict}
-    if constraint.whitespace == "flexible":
-        return options | {"whitespace_pattern": WHITESPACE}
-    return options | {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 def user_source(constraint: Constraint) -> str:

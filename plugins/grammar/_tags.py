@@ -7,7 +7,7 @@ by one backend at least.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from phloem.errors import RequestError
@@ -61,6 +61,11 @@ def parse(text: str, formats: Mapping[str, Mapping[str, Field]] = FORMATS) -> di
     `formats`: what the backend takes; a wider table than FORMATS may have fields of any check here. Called once per
     constraint, where it is compiled. Raises RequestError(param="structural_tag").
     """
+    return parse_at(text, formats)[0]
+
+
+def parse_at(text: str, formats: Mapping[str, Mapping[str, Field]] = FORMATS) -> tuple[dict[str, Any], str]:
+    """As `parse`, and the tree's own JSON pointer in what the user gave."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -70,11 +75,21 @@ def parse(text: str, formats: Mapping[str, Mapping[str, Field]] = FORMATS) -> di
         raise refuse("#", f'must be an object of type "{KIND}"')
     if "format" in value:
         checker.only(value, {"type", "format"}, "#")
-        return checker.format(value["format"], "#/format")
+        return checker.format(value["format"], "#/format"), "#/format"
     if "structures" not in value or "triggers" not in value:
         raise refuse("#", "must have format, or structures and triggers")
     checker.only(value, {"type", "structures", "triggers"}, "#")
-    return checker.legacy(value)
+    return checker.legacy(value), "#"
+
+
+def schemas(tree: Any, at: str) -> Iterator[tuple[str, Any]]:
+    """The JSON schemas in a checked tree, with their pointers."""
+    items = enumerate(tree) if isinstance(tree, list) else tree.items() if isinstance(tree, dict) else ()
+    for key, item in items:
+        if key == "json_schema":
+            yield f"{at}/{key}", item
+        else:
+            yield from schemas(item, f"{at}/{key}")
 
 
 def refuse(at: str, why: str) -> RequestError:

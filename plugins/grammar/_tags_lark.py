@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from phloem.constraint import Constraint
 
 from . import _lexemes, _tags
-from ._lark import HEADER, json_rule
+from ._json_lark import json_rule
+from ._lark import HEADER
 from ._lexemes import ANY, Ambiguous, Piece
 from ._regex import literal, translate
 
@@ -33,10 +33,8 @@ def tag_source(constraint: Constraint, special: Mapping[str, int], vocabulary: i
     RequestError(param="structural_tag") with a pointer, also where llguidance would find only a part of the texts.
     """
     writer = _Writer(constraint, special, vocabulary)
-    tree = _tags.parse(constraint.value)
-    start = _lexemes.atom(
-        writer.format(tree, "#/format" if "format" in json.loads(constraint.value) else "#", ()), writer.name
-    )
+    tree, at = _tags.parse_at(constraint.value)
+    start = _lexemes.atom(writer.format(tree, at, ()), writer.name)
     return "\n".join([HEADER, f"start: {start}", *(f"{name}: {body}" for body, name in writer.names.items())])
 
 
