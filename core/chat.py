@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -34,6 +34,7 @@ class ChatTemplate:
         self._special = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))  # what it may read
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"the model's chat template has a syntax error in line {error.lineno}: {error.message}",

@@ -234,13 +234,17 @@ class EngineSection(Section):
     """Verify slot accounting after every step: for tests and bug hunts."""
 
 
-def _known_api(name: str) -> str:
-    """Only the server imports `api` plugins; their names are checked here, against metadata."""
-    known = Registry().names("api")
-    if ":" not in name and name not in known:
-        problem = f"no api plugin is named '{name}' {did_you_mean(name, known)}"
-        raise PydanticCustomError("plugin", "{problem}", {"problem": problem})
-    return name
+def _known(kind: str, *words: str) -> AfterValidator:
+    """Only the server imports these plugins; their names are checked here, against metadata."""
+
+    def check(name: str) -> str:
+        known = [*words, *Registry().names(kind)]
+        if ":" not in name and name not in known:
+            problem = f"no {kind} plugin is named '{name}' {did_you_mean(name, known)}"
+            raise PydanticCustomError("plugin", "{problem}", {"problem": problem})
+        return name
+
+    return AfterValidator(check)
 
 
 class ServerSection(Section):
@@ -250,8 +254,13 @@ class ServerSection(Section):
     """Address to listen on."""
     port: int = Field(default=30000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    apis: tuple[Annotated[str, AfterValidator(_known_api)], ...] = ("openai", "native")
+    apis: tuple[Annotated[str, _known("api")], ...] = ("openai", "native")
     """Route sets to mount (plugin kind `api`)."""
+    tool_parser: Annotated[str, _known("parser", "auto", "none")] = "auto"
+    """How calls of tools are written (plugin kind `parser`); `auto` goes by the model's chat template, `none` refuses
+    tools."""
+    reasoning_parser: Annotated[str, _known("parser", "auto", "none")] = "auto"
+    """How thoughts are told from the answer (plugin kind `parser`); `none` leaves them in it."""
     api_key: Secret | None = None
     """What clients must send as a bearer token: `{env: NAME}` or `{file: path}`."""
     cors: tuple[str, ...] = ()

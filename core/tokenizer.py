@@ -105,6 +105,16 @@ class Tokenizer:
         except RequestError as error:
             raise RequestError(error.message, hint=error.hint, param="messages") from error
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's chat format; None if it has none."""
+        return self._data.chat_template
+
+    @property
+    def chat_variables(self) -> frozenset[str]:
+        """The names that the chat template may read. Raises ModelError if it cannot be parsed."""
+        return self._template.variables if self._template is not None else frozenset()
+
     @cached_property
     def _template(self) -> ChatTemplate | None:
         source = self._data.chat_template

@@ -47,7 +47,9 @@ class Server:
         """Binds the port. Raises ConfigError if it is taken, PluginError if an API cannot be loaded."""
         self.config = config
         options = config.server
-        apis: list[Api] = [build("api", name, PluginContext("api", name)) for name in options.apis]
+        parsers = {"tools": options.tool_parser, "reasoning": options.reasoning_parser}
+        contexts = [PluginContext("api", name, extras={"parsers": parsers}) for name in options.apis]
+        apis: list[Api] = [build("api", context.name, context) for context in contexts]
         self.socket = _bind(options.host, options.port)
         self.service = RemoteService()
         patience = Patience(options.heartbeat_s, options.hang_s, options.max_restarts)

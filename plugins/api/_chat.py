@@ -1,20 +1,37 @@
-"""Answers of /v1/chat/completions: whole, and as stream chunks (role, content, finish, usage)."""
+"""Answers of /v1/chat/completions: whole, and as stream chunks (role, parts of the message, finish, usage)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from phloem.interfaces import Service
+from phloem.interfaces import Piece, Service
 from phloem.messages import Event, GenerateCall
 
 from ._logprobs import chat_logprobs, prompt_entries
+from ._reader import Reader
 from ._run import Choice, merged, total_usage
 from ._sse import DONE, sse
 from ._usage import UsageSum, usage_body
+
+_FIELDS = {"content": "content", "reasoning": "reasoning_content"}
+
+
+def _opened(name: str) -> dict[str, Any]:
+    """A call whose name is known."""
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    """A piece as a stream shows it."""
+    if piece.kind in _FIELDS:
+        return {_FIELDS[piece.kind]: piece.text}
+    new = _opened(piece.text) if piece.kind == "call" else {"function": {"arguments": piece.text}}
+    return {"tool_calls": [{"index": piece.call, **new}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +41,9 @@ class ChatAnswer:
     id: str
     service: Service
     call: GenerateCall
+    reader: Callable[[], Reader]  # of one choice
+    reasoning: bool = False  # thoughts are shown, on their own
+    tools: bool = False
     include_usage: bool = False
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -43,48 +63,84 @@ class ChatAnswer:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         tokenizer = self.service.tokenizer
+        message = self._message(choice.text)
         body: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": None if choice.logprobs is None else chat_logprobs(tokenizer, choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _reason(choice.finish_reason, called="tool_calls" in message),
             "stop_reason": choice.stop_reason,
         }
         if choice.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_entries(tokenizer, choice.prompt_logprobs)
-        return body
+        return body | ({"notes": choice.notes} if choice.notes else {})
+
+    def _message(self, text: str) -> dict[str, Any]:
+        """The message that a text is. Null content: there are calls or thoughts, and nothing else."""
+        reader = self.reader()
+        parts = {"content": "", "reasoning": ""}
+        calls: list[dict[str, Any]] = []
+        for piece in [*reader.push(text), *reader.finish()]:
+            if piece.kind in parts:
+                parts[piece.kind] += piece.text
+            elif piece.kind == "call":
+                calls.append(_opened(piece.text))
+            else:
+                calls[piece.call]["function"]["arguments"] += piece.text
+        empty = None if calls or parts["reasoning"] else ""
+        message: dict[str, Any] = {"role": "assistant", "content": parts["content"] or empty, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = parts["reasoning"] or None
+        return message | ({"tool_calls": calls} if calls else {})
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events of a request with `stream`."""
-        opened: set[int] = set()
+        readers: dict[int, Reader] = {}
+        called: set[int] = set()
         usage = UsageSum()
         async with aclosing(merged(self.service, [self.call])) as events:
             async for _, event in events:
-                if event.index not in opened:
-                    opened.add(event.index)
-                    yield self._chunk(event.index, {"role": "assistant", "content": ""}, event, opening=True)
-                if event.text or event.logprobs:
-                    yield self._chunk(event.index, {"content": event.text}, event)
+                if event.index not in readers:
+                    readers[event.index] = self.reader()
+                    yield self._opening(event)
+                pieces = readers[event.index].push(event.text) if event.text else []
+                if event.finish_reason is not None:
+                    pieces += readers[event.index].finish()
+                called |= {event.index for piece in pieces if piece.kind == "call"}
+                deltas = [_delta(piece) for piece in pieces] or ([{}] if event.logprobs else [])
+                for place, delta in enumerate(deltas):  # log-probabilities of an event go with the first it brings
+                    entries = event.logprobs if place == 0 else None
+                    logprobs = chat_logprobs(self.service.tokenizer, entries) if entries else None
+                    yield self._chunk(event.index, delta, logprobs=logprobs)
                 if event.finish_reason is not None:
                     usage.add(event)
-                    yield self._chunk(event.index, {}, event, finish=True)
+                    yield self._finish(event, called=event.index in called)
         if self.include_usage:
             yield sse(self._envelope("chat.completion.chunk", []) | {"usage": usage.body()})
         yield DONE
 
-    def _chunk(
-        self, index: int, delta: dict[str, Any], event: Event, *, opening: bool = False, finish: bool = False
-    ) -> bytes:
-        """One chunk; logprobs travel with content, the reason to stop on a chunk of its own."""
-        tokenizer = self.service.tokenizer
-        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        if opening and event.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_entries(tokenizer, event.prompt_logprobs)
-        if finish:
-            choice |= {"finish_reason": event.finish_reason, "stop_reason": event.stop_reason}
-        elif not opening and event.logprobs:
-            choice["logprobs"] = chat_logprobs(tokenizer, event.logprobs)
+    def _opening(self, event: Event) -> bytes:
+        """The first chunk of a choice. Where there may be no content its absence must stay possible."""
+        more = {}
+        if event.prompt_logprobs is not None:
+            more["prompt_logprobs"] = prompt_entries(self.service.tokenizer, event.prompt_logprobs)
+        content = None if self.tools or self.reasoning else ""
+        return self._chunk(event.index, {"role": "assistant", "content": content}, **more)
+
+    def _finish(self, event: Event, *, called: bool) -> bytes:
+        """The last chunk of a choice: why it ended."""
+        more: dict[str, Any] = {"notes": event.notes} if event.notes else {}
+        reason = _reason(event.finish_reason, called=called)
+        return self._chunk(event.index, {}, finish_reason=reason, stop_reason=event.stop_reason, **more)
+
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
         body = self._envelope("chat.completion.chunk", [choice])
         if self.include_usage:
             body["usage"] = None
         return sse(body)
+
+
+def _reason(reason: str | None, *, called: bool) -> str | None:
+    """OpenAI's word for an answer that ended with calls."""
+    return "tool_calls" if called and reason == "stop" else reason

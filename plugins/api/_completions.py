@@ -69,7 +69,7 @@ class CompletionAnswer:
         shown = event.text or event.logprobs or event.prompt_logprobs or event.finish_reason
         if not shown and not (first and self.echo):
             return None
-        part = Choice(text=event.text, logprobs=event.logprobs, stop_reason=event.stop_reason)
+        part = Choice(text=event.text, logprobs=event.logprobs, stop_reason=event.stop_reason, notes=event.notes)
         part.prompt_logprobs = event.prompt_logprobs
         return self._body(call, event.index, part, first=first, reason=event.finish_reason)
 
@@ -86,6 +86,8 @@ class CompletionAnswer:
         if not self.output and reason is not None:
             body["finish_reason"] = "length"
         body["stop_reason"] = part.stop_reason
+        if part.notes:
+            body["notes"] = part.notes
         if self.logprobs:
             items: list[TokenLogprob | None] = list(part.logprobs or []) if self.output else []
             if prompt and part.prompt_logprobs is not None:

@@ -27,14 +27,11 @@ CHAT: Mapping[str, Inert] = {
     "prediction": Inert(None, "a hint for speed; it never changes the answer"),
     "store": Inert((None, False), "nothing is stored"),
     "service_tier": Inert((None, "auto", "default"), "there is one tier"),
-    "tools": Inert((None, []), "no tools"),
-    "tool_choice": Inert((None, "none", "auto"), "without tools there is nothing to choose"),
-    "parallel_tool_calls": Inert((None, True, False), "without tools there is nothing to call"),
     "functions": Inert((None, []), "no functions"),
     "function_call": Inert((None, "none", "auto"), "without functions there is nothing to call"),
     "modalities": Inert((None, ["text"]), "text is what is produced"),
     "audio": Inert((None,), "text is what is produced"),
-    "reasoning_effort": Inert((None,), "not given"),
+    "stream_reasoning": Inert((None, True), "thoughts are streamed as they come"),
     "verbosity": Inert((None, "medium"), "the default"),
     "web_search_options": Inert((None,), "not given"),
 }
@@ -46,8 +43,8 @@ COMPLETIONS: Mapping[str, Inert] = {
 
 # What to say of a value outside the table; the default message names the accepted ones.
 REFUSALS: Mapping[str, str] = {
-    "tools": "tools cannot be used: no tool parser is configured",
-    "functions": "functions cannot be used: no tool parser is configured",
+    "functions": "functions cannot be honoured: give them as tools",
+    "function_call": "function_call cannot be honoured: give tools and tool_choice",
     "suffix": "suffix cannot be honoured: the served model continues text, it does not fill in the middle",
     "store": "store cannot be honoured: this server stores nothing",
 }

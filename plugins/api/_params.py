@@ -9,14 +9,19 @@ from typing import Any
 
 from phloem.errors import RequestError
 from phloem.interfaces import Service, ServiceInfo
+from phloem.messages import GenerateCall
 from phloem.params import SamplingParams
 
-from ._schema import ChatBody, CompletionBody, Message, ResponseFormat, Sampling
+from ._constraint import Given, in_callers_words
+from ._prompt import LONG_TEXT
+from ._schema import ChatBody, CompletionBody, Sampling
 
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions API documents for an absent max_tokens
-LONG_TEXT = 2048  # characters from which tokenising leaves the event loop's thread
 _LISTS = ("stop", "stop_regex")
-_NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name in Sampling.model_fields)
+_CONSTRAINED = ("json_schema", "json_object", "regex", "ebnf", "lark", "choices", "structural_tag", "think_tokens")
+_NAMES = tuple(
+    name for name in SamplingParams.__struct_fields__ if name in Sampling.model_fields and name not in _CONSTRAINED
+)
 
 
 class UnknownModelError(RequestError):
@@ -39,9 +44,12 @@ def check_model(name: str | None, info: ServiceInfo) -> None:
         )
 
 
-def sampling_params(body: Sampling, **overrides: Any) -> SamplingParams:
+def sampling_params(body: Sampling, given: Given | None, **overrides: Any) -> SamplingParams:
     """Validated parameters of a body; `overrides` are the fields that the route derives itself."""
     fields: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(body, name)) is not None}
+    fields["think_tokens"] = think_tokens(body)
+    if given is not None:
+        fields |= given.fields(body.strict)
     fields.update({name: value for name, value in overrides.items() if value is not None})
     for name in _LISTS:
         if isinstance(fields.get(name), str):
@@ -50,7 +58,25 @@ def sampling_params(body: Sampling, **overrides: Any) -> SamplingParams:
         fields["logit_bias"] = {_bias_key(key): value for key, value in body.logit_bias.items()}
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options is only allowed with stream: true", param="stream_options")
-    return SamplingParams(**fields)
+    with in_callers_words(given):
+        return SamplingParams(**fields)
+
+
+def generate_call(call_id: str, prompt: list[int], params: SamplingParams, body: Sampling) -> GenerateCall:
+    """A call of one prompt with what the body says beyond sampling."""
+    return GenerateCall(
+        call_id=call_id,
+        prompt=prompt,
+        params=params,
+        priority=body.priority or 0,
+        salt=body.cache_salt,
+        stream=bool(body.stream),
+    )
+
+
+def usage_wanted(body: Sampling) -> bool:
+    """Whether a stream ends with the usage."""
+    return bool(body.stream_options and body.stream_options.include_usage)
 
 
 def _bias_key(key: str) -> int:
@@ -68,7 +94,7 @@ def check_token_ids(tokens: Sequence[int], info: ServiceInfo, param: str) -> Non
         raise RequestError(f"{param} has token id {bad}, outside the vocabulary [0, {size})", param=param)
 
 
-def completion_params(body: CompletionBody) -> SamplingParams:
+def completion_params(body: CompletionBody, given: Given | None) -> SamplingParams:
     """Parameters of /v1/completions."""
     n = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != n:
@@ -81,36 +107,44 @@ def completion_params(body: CompletionBody) -> SamplingParams:
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and body.echo:
         max_tokens = 1  # nothing but the prompt is wanted; its one token of output is dropped
-    return sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs)
+    limits = {"max_tokens": max_tokens, "logprobs": body.logprobs, "prompt_logprobs": prompt_logprobs}
+    return sampling_params(body, given, **limits)
 
 
-def chat_params(body: ChatBody) -> SamplingParams:
-    """Parameters of /v1/chat/completions."""
+def chat_params(body: ChatBody, given: Given | None, **overrides: Any) -> SamplingParams:
+    """Parameters of /v1/chat/completions; `given` is what the answer must follow, by the body or by its tools."""
     limits = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
     if len(limits) > 1:
         raise RequestError("max_tokens and max_completion_tokens differ", hint="give one", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    schema = body.json_schema
-    if body.response_format is not None and body.response_format.type != "text":
-        if schema is not None:
-            raise RequestError("response_format and json_schema are given together", param="response_format")
-        schema = _format_schema(body.response_format)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_params(body, max_tokens=max(limits, default=None), logprobs=logprobs, json_schema=schema)
+    return sampling_params(body, given, max_tokens=max(limits, default=None), logprobs=logprobs, **overrides)
 
 
-def _format_schema(form: ResponseFormat) -> dict[str, Any]:
-    """The JSON schema that a response_format asks for."""
-    if form.type == "json_object":
-        return {"type": "object"}
-    if form.json_schema is None or form.json_schema.schema_ is None:
+def thinking(body: ChatBody, given: Given | None, think: tuple[str, str] | None) -> dict[str, str]:
+    """Where thoughts begin and end, for requests that care. Raises RequestError where nobody knows."""
+    wanted = think_tokens(body) is not None
+    if body.think_end is not None or not (wanted or given is not None):
+        return {}
+    if think is not None:
+        return {"think_start": body.think_start or think[0].strip(), "think_end": think[1]}
+    if wanted:
         raise RequestError(
-            "response_format json_schema has no schema",
-            hint='give {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
-            param="response_format",
+            "think_tokens cannot be honoured: no reasoning parser knows how this model ends a thought",
+            hint="set server.reasoning_parser, or give think_end",
+            param="think_tokens",
         )
-    return form.json_schema.schema_
+    return {}
+
+
+def think_tokens(body: Sampling) -> int | None:
+    """The budget for thoughts, by either of its names."""
+    names = {"think_tokens": body.think_tokens, "thinking_budget": body.thinking_budget}
+    given = {value for value in names.values() if value is not None}
+    if len(given) > 1:
+        raise RequestError("think_tokens and thinking_budget differ", hint="give one", param="thinking_budget")
+    return max(given, default=None)
 
 
 async def encode(service: Service, text: str, param: str, *, add_special: bool = True) -> list[int]:
@@ -142,29 +176,3 @@ def _checked(tokens: Any) -> list[int]:
     if not tokens:
         raise RequestError("prompt is empty", hint="give at least one token", param="prompt")
     return list(tokens)
-
-
-async def chat_prompt(messages: list[Message], service: Service) -> list[int]:
-    """Messages through the model's template, as token ids; the answer's opening is part of it."""
-    if not messages:
-        raise RequestError("messages is empty", hint="give at least one message", param="messages")
-    plain = [_plain(message, index) for index, message in enumerate(messages)]
-    if sum(len(message["content"]) for message in plain) > LONG_TEXT:
-        return await asyncio.to_thread(service.tokenizer.chat, plain)
-    return service.tokenizer.chat(plain)
-
-
-def _plain(message: Message, index: int) -> dict[str, str]:
-    """A message as templates want it: text parts concatenated, `developer` under its older name `system`."""
-    where = f"messages[{index}].content"
-    content = message.content
-    if content is None:
-        raise RequestError(f"{where} is missing", param=where)
-    if not isinstance(content, str):
-        for place, part in enumerate(content):
-            if part.type != "text" or part.text is None:
-                raise RequestError(
-                    f"{where}[{place}] is of type '{part.type[:40]}', the served model takes text only", param=where
-                )
-        content = "".join(part.text or "" for part in content)
-    return {"role": "system" if message.role == "developer" else message.role, "content": content}

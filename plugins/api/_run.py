@@ -28,6 +28,7 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     usage: Usage = field(default_factory=Usage)
+    notes: list[str] = field(default_factory=list)  # what was not honoured to the letter, as the request allowed
 
     def add(self, event: Event) -> None:
         """Take over what an event brings."""
@@ -40,6 +41,7 @@ class Choice:
         if event.finish_reason is not None:
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
             self.usage = event.usage or self.usage
+            self.notes = event.notes
 
 
 async def merged(service: Service, calls: Sequence[GenerateCall]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ._body import Body
+from ._format_schema import ResponseFormat, StructuredOutputs
 from ._inert import CHAT, COMPLETIONS, Inert
+from ._message_schema import Message, ToolBody, ToolChoice
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -30,11 +32,9 @@ class Sampling(Body):
     """What both generation routes take: OpenAI's sampling parameters and phloem's own. null means the default."""
 
     renamed: ClassVar[Mapping[str, str]] = {
-        "guided_regex": "regex",
-        "guided_json": "json_schema",
-        "guided_choice": "choices",
-        "guided_grammar": "grammar",
-        "ebnf": "grammar",
+        "grammar": "ebnf or lark",
+        "guided_decoding_backend": "grammar_backend",
+        "guided_whitespace_pattern": "the server's option grammar.whitespace",
         "include_stop_str_in_output": "include_stop",
         "max_new_tokens": "max_tokens",
     }
@@ -63,10 +63,25 @@ class Sampling(Body):
     prompt_logprobs: Int | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | str | bool | None = None
+    json_object: bool | None = None
     regex: str | None = None
-    grammar: str | None = None
+    ebnf: str | None = None
+    lark: str | None = None
     choices: list[str] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    strict: bool | None = None
+    grammar_backend: str | None = None
+    think_start: str | None = None
+    think_end: str | None = None
+    think_tokens: Int | None = None
+    thinking_budget: Int | None = Field(None, description="Another name of think_tokens.")
+    guided_json: dict[str, Any] | str | bool | None = Field(None, description="vLLM's name of json_schema.")
+    guided_regex: str | None = Field(None, description="vLLM's name of regex.")
+    guided_choice: list[str] | None = Field(None, description="vLLM's name of choices.")
+    guided_grammar: str | None = Field(None, description="vLLM's name of ebnf.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's form of all constraints.")
     logits_processors: dict[str, dict[str, Any]] | None = None
     priority: Int | None = Field(None, description="Higher runs earlier, under policies that look at it.")
     cache_salt: str | None = Field(None, description="Requests with different salts never share cached state.")
@@ -83,58 +98,6 @@ class CompletionBody(Sampling):
     logprobs: Int | None = None
 
 
-class TextPart(Body):
-    """One part of a message's content; only text can be served."""
-
-    where: ClassVar[str] = "messages[].content[]."
-
-    type: str
-    text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: Any = None
-
-
-class Message(Body):
-    """One chat message."""
-
-    where: ClassVar[str] = "messages[]."
-    inert: ClassVar[Mapping[str, Inert]] = {
-        "name": Inert((None,), "not given"),
-        "refusal": Inert((None,), "not given"),
-        "audio": Inert((None,), "not given"),
-        "annotations": Inert((None, []), "no annotations"),
-        "tool_calls": Inert((None, []), "no tool calls"),
-        "function_call": Inert((None,), "not given"),
-    }
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-
-
-class JsonSchemaFormat(Body):
-    """`response_format.json_schema`."""
-
-    where: ClassVar[str] = "response_format.json_schema."
-    inert: ClassVar[Mapping[str, Inert]] = {
-        "description": Inert(None, "a label for the caller's own records"),
-        "strict": Inert((None, True, False), "the schema is always enforced"),
-    }
-
-    name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-
-
-class ResponseFormat(Body):
-    """`response_format`."""
-
-    where: ClassVar[str] = "response_format."
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
@@ -144,7 +107,13 @@ class ChatBody(Sampling):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    response_format: ResponseFormat | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, description="Where the chat template reads it.")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer.")
+    separate_reasoning: bool | None = Field(None, description="false: thoughts stay in the content, as written.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
 
 
 class TokenizeBody(Body):
@@ -153,6 +122,8 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[ToolBody] | None = Field(None, description="Only with messages, as in a chat request.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Only with messages.")
     add_special_tokens: bool | None = Field(None, description="Only for a prompt; the template has its own.")
 
 

@@ -28,7 +28,14 @@ from ._sse import DONE, STREAMS, json_response, sse, stream
 RENAMED: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "no_stop_trim": "include_stop",
-    "ebnf": "grammar",
+    "grammar": "ebnf or lark",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_grammar": "ebnf",
+    "structured_outputs": "json_schema, regex, ebnf, choices, json_object or structural_tag",
+    "response_format": "json_schema, json_object or structural_tag",
+    "thinking_budget": "think_tokens",
     "sampling_seed": "seed",
     "random_seed": "seed",
     "return_logprob": "sampling_params.logprobs",
@@ -170,6 +177,8 @@ def _meta(call: GenerateCall, index: int, part: Choice | Event, usage: Usage | N
             "cached_tokens": usage.cached_tokens,
             "e2e_latency": time.monotonic() - started,
         }
+        if part.notes:
+            meta["notes"] = part.notes
     return meta
 
 

@@ -10,24 +10,25 @@ from starlette.responses import Response
 
 from phloem.errors import RequestError
 from phloem.interfaces import PluginContext, Service, ServiceInfo
-from phloem.messages import GenerateCall
-from phloem.params import SamplingParams
 
-from ._chat import ChatAnswer
+from ._chat_call import chat_answer, template_prompt
 from ._completions import CompletionAnswer
+from ._constraint import Given, given_constraints, in_callers_words, single
 from ._params import (
-    chat_params,
-    chat_prompt,
     check_model,
     check_token_ids,
     completion_params,
     completion_prompts,
     encode,
+    generate_call,
     new_id,
+    usage_wanted,
 )
+from ._parsers import Parsers
 from ._run import collect, unless_gone
-from ._schema import ChatBody, CompletionBody, DetokenizeBody, Sampling, TokenizeBody
+from ._schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from ._sse import STREAMS, json_response, stream
+from ._tools import toolset
 
 
 class OpenAIApi:
@@ -42,37 +43,24 @@ class OpenAIApi:
         model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, options: Options, context: PluginContext) -> None:
-        del options, context
+        """`context.extras["parsers"]` names the parsers for `tools` and `reasoning`. Raises PluginError."""
+        del options
+        self._parsers = Parsers(context.extras.get("parsers", {}))
 
     def router(self, service: Service) -> APIRouter:
         """All routes of this API."""
         router = APIRouter(tags=["openai"])
-        _add_generation(router, service)
+        _add_completions(router, service)
+        _add_chat(router, service, self._parsers)
         _add_models(router, service)
-        _add_tokenizer(router, service)
+        _add_tokenizer(router, service, self._parsers)
         return router
 
 
-def _call(call_id: str, prompt: list[int], params: SamplingParams, body: Sampling) -> GenerateCall:
-    """A call of one prompt with what the body says beyond sampling."""
-    return GenerateCall(
-        call_id=call_id,
-        prompt=prompt,
-        params=params,
-        priority=body.priority or 0,
-        salt=body.cache_salt,
-        stream=bool(body.stream),
-    )
-
-
-def _usage_wanted(body: Sampling) -> bool:
-    return bool(body.stream_options and body.stream_options.include_usage)
-
-
-async def _completion_answer(body: CompletionBody, service: Service) -> CompletionAnswer:
+async def _completion_answer(body: CompletionBody, given: Given | None, service: Service) -> CompletionAnswer:
     """Check, tokenise and pack a completion request."""
     check_model(body.model, service.info)
-    params = completion_params(body)
+    params = completion_params(body, given)
     prompts = await completion_prompts(body, service)
     request_id = new_id("cmpl")
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
@@ -86,39 +74,42 @@ async def _completion_answer(body: CompletionBody, service: Service) -> Completi
     return CompletionAnswer(
         id=request_id,
         service=service,
-        calls=[_call(one, prompt, params, body) for one, prompt in zip(ids, prompts, strict=True)],
+        calls=[generate_call(one, prompt, params, body) for one, prompt in zip(ids, prompts, strict=True)],
         prompts=echoed,
         echo=bool(body.echo),
         logprobs=body.logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
         output=body.max_tokens != 0,
-        include_usage=_usage_wanted(body),
+        include_usage=usage_wanted(body),
     )
 
 
-def _add_generation(router: APIRouter, service: Service) -> None:
-    """The two routes that generate."""
+def _add_completions(router: APIRouter, service: Service) -> None:
+    """Text that goes on."""
 
     @router.post("/v1/completions", responses=STREAMS)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue one prompt or several."""
-        answer = await _completion_answer(body, service)
-        if body.stream:
-            return await stream(request, answer.chunks())
-        return json_response(answer.whole(await unless_gone(request.receive, collect(service, answer.calls))))
+        given = single(given_constraints(body))
+        answer = await _completion_answer(body, given, service)
+        with in_callers_words(given):
+            if body.stream:
+                return await stream(request, answer.chunks())
+            return json_response(answer.whole(await unless_gone(request.receive, collect(service, answer.calls))))
+
+
+def _add_chat(router: APIRouter, service: Service, parsers: Parsers) -> None:
+    """Conversations."""
 
     @router.post("/v1/chat/completions", responses=STREAMS)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answer a conversation, through the model's own template."""
         check_model(body.model, service.info)
-        params = chat_params(body)
-        prompt = await chat_prompt(body.messages, service)
-        request_id = new_id("chatcmpl")
-        call = _call(request_id, prompt, params, body)
-        answer = ChatAnswer(request_id, service, call, _usage_wanted(body))
-        if body.stream:
-            return await stream(request, answer.chunks())
-        return json_response(answer.whole(await unless_gone(request.receive, collect(service, [call]))))
+        answer, given = await chat_answer(body, service, parsers.formats(service.tokenizer))
+        with in_callers_words(given):
+            if body.stream:
+                return await stream(request, answer.chunks())
+            return json_response(answer.whole(await unless_gone(request.receive, collect(service, [answer.call]))))
 
 
 def _model_body(info: ServiceInfo) -> dict[str, Any]:
@@ -146,7 +137,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
         return json_response(_model_body(service.info))
 
 
-def _add_tokenizer(router: APIRouter, service: Service) -> None:
+def _add_tokenizer(router: APIRouter, service: Service, parsers: Parsers) -> None:
     """Text to token ids and back."""
 
     @router.post("/tokenize")
@@ -156,7 +147,10 @@ def _add_tokenizer(router: APIRouter, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         if body.messages is not None:
-            tokens = await chat_prompt(body.messages, service)
+            formats = parsers.formats(service.tokenizer)
+            tokens = await template_prompt(body, toolset(body.tools), formats, service.tokenizer)
+        elif body.tools or body.chat_template_kwargs:
+            raise RequestError("tools and chat_template_kwargs go with messages", param="messages")
         else:
             special = body.add_special_tokens is not False
             tokens = await encode(service, body.prompt or "", "prompt", add_special=special)

@@ -81,6 +81,7 @@ async def serving(
     max_body: int = 100_000,
     api_key: str | None = None,
     cors: tuple[str, ...] = (),
+    parsers: dict[str, str] | None = None,
     **config: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, InProcess, Gate]]:
     """A client of an application on an echo engine."""
@@ -89,7 +90,7 @@ async def serving(
     gate = Gate(engine.service, limit=limit, timeout_s=timeout_s)
     options = {"max_body": max_body, "api_key": api_key, "cors": cors, "config": {"server": {"port": 1}}}
     apis = [
-        OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai")),
+        OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": parsers or {}})),
         NativeApi(NativeApi.Options(), PluginContext("api", "native")),
     ]
     transport = httpx.ASGITransport(create_app(gate, engine, apis, **options), raise_app_exceptions=False)

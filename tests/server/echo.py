@@ -1,6 +1,8 @@
 """A small engine without a model: it answers by repeating the prompt's tokens. Runs in-process or as a model process.
 
-Its config (a plain mapping) can slow it down or break it: `step_s`, `load_s`, `fail`, `die_on` (a token id).
+Its config (a plain mapping) can slow it down or break it: `step_s`, `load_s`, `fail`, `die_on` (a token id). It can
+also answer a text instead, `reply` (a list: one for each choice), then end; believe any constraint, `grammar`, with
+`notes` at the end; and have another chat `template`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ MOST_TOKENS = 256
 SPEC = ModelSpec("echo", VOCABULARY, MOST_TOKENS, (LayerSpec(1, 8, 8),), eos_token_ids=(1,))
 
 
-def tokenizer_data() -> TokenizerData:
+def tokenizer_data(template: str = support.TEMPLATE) -> TokenizerData:
     """One token per byte, and four special ones: every character beyond ASCII is split."""
     special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -43,7 +45,7 @@ def tokenizer_data() -> TokenizerData:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(special)
-    return TokenizerData(raw.to_str(), support.TEMPLATE, {"eos_token": "</s>"})
+    return TokenizerData(raw.to_str(), template, {"eos_token": "</s>"})
 
 
 @dataclass
@@ -52,6 +54,9 @@ class Running:
 
     call: GenerateCall
     index: int
+    answer: list[int]  # repeated, unless it ends
+    ends: bool = False
+    notes: list[str] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     shown: int = 0
     told: int = 0
@@ -67,6 +72,7 @@ class Running:
         if params.prompt_logprobs is not None and not self.told:
             made.prompt_logprobs = [None, *(_logprob(t, params.prompt_logprobs) for t in self.call.prompt[1:])]
         if reason is not None:
+            made.notes = self.notes
             made.usage = Usage(prompt_tokens=len(self.call.prompt), completion_tokens=len(self.made), cached_tokens=1)
         self.told = len(self.made)
         return made
@@ -86,12 +92,14 @@ class EchoCore:
         if "crash" in config:
             raise RuntimeError(config["crash"])
         time.sleep(config.get("load_s", 0.0))
-        self.info = ServiceInfo("echo", "/models/echo", SPEC, MOST_TOKENS, 1.5)
-        self.tokenizer_data = tokenizer_data()
+        self.limit = config.get("context", MOST_TOKENS)
+        self.info = ServiceInfo("echo", "/models/echo", SPEC, self.limit, 1.5)
+        self.tokenizer_data = tokenizer_data(config.get("template", support.TEMPLATE))
         self.tokenizer = Tokenizer(self.tokenizer_data)
         self.progress = (0, time.monotonic())
         self.counters = Counters()
         self.flushed = 0
+        self.seen: list[GenerateCall] = []
         self.calls: dict[str, list[Running]] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._events: list[Event] = []
@@ -159,21 +167,28 @@ class EchoCore:
     def _admit(self, call: GenerateCall) -> None:
         length, want = len(call.prompt), call.params.max_tokens or 1
         error: Exception | None = None
-        if length + want > MOST_TOKENS:
-            error = RequestError(
-                f"prompt of {length} tokens + {want} exceeds the limit of {MOST_TOKENS}", param="prompt"
-            )
+        self.seen.append(call)
+        if length + want > self.limit:
+            error = RequestError(f"prompt of {length} tokens + {want} exceeds the limit of {self.limit}", param="prompt")
         elif len(self.calls) >= self.config.get("most_calls", 10_000):
             error = QueueFullError(f"{len(self.calls)} requests are waiting")
-        elif call.params.constraints:
-            error = RequestError("json_schema cannot be honoured: no grammar backend", param="json_schema")
+        elif call.params.constraints and not self.config.get("grammar"):
+            (kind,) = call.params.constraints
+            error = RequestError(f"{kind} cannot be honoured: no grammar backend", param=kind)
         if error is not None:
             info = ErrorInfo(
                 kind=error.kind, message=error.message, status=error.status, hint=error.hint, param=error.param
             )
             self._events.append(Event(call_id=call.call_id, finish_reason="error", error=info))
             return
-        self.calls[call.call_id] = [Running(call, i) for i in range(call.params.n)]
+        notes = self.config.get("notes", [])
+        if "reply" in self.config:
+            answers = [self.tokenizer.encode(text, add_special=False) for text in self.config["reply"]]
+        else:
+            answers = [call.prompt]
+        self.calls[call.call_id] = [
+            Running(call, i, answers[i % len(answers)], "reply" in self.config, notes) for i in range(call.params.n)
+        ]
 
     def _step(self) -> None:
         time.sleep(self.config.get("step_s", 0.0))
@@ -191,11 +206,12 @@ class EchoCore:
     def _advance(self, running: Running) -> bool:
         """One token further; True when the choice has ended."""
         params, prompt = running.call.params, running.call.prompt
-        running.made.append(prompt[len(running.made) % len(prompt)])
+        running.made.append(running.answer[len(running.made) % len(running.answer)])
         whole = self.tokenizer.decode(running.made, params.skip_special_tokens)
-        limit = params.max_tokens or MOST_TOKENS - len(prompt)
+        limit = params.max_tokens or self.limit - len(prompt)
         stop = next((s for s in params.stop if s in whole), None)
-        reason = "stop" if stop else "length" if len(running.made) >= limit else None
+        ended = stop is not None or (running.ends and len(running.made) == len(running.answer))
+        reason = "stop" if ended else "length" if len(running.made) >= limit else None
         if stop is not None:
             whole = whole[: whole.index(stop)]
         held = len(whole) if reason else len(whole) - _held_back(whole, params.stop)
