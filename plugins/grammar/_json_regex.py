@@ -61,25 +61,29 @@ class Layout:
     def value(self, value: Any) -> str:
         """A value that is given, its strings spelled in one way."""
         if isinstance(value, dict):
-            return self.object(f"{literal(dumps(key))}{self.colon}{self.value(item)}" for key, item in value.items())
+            members = [f"{literal(dumps(key))}{self.colon}{self.value(item)}" for key, item in value.items()]
+            return self.object(self.comma.join(members), not members)
         if isinstance(value, list):
-            return self.array(self.value(item) for item in value)
+            return self.array(self.comma.join(map(self.value, value)), not value)
         return literal(dumps(value))
 
-    def object(self, members: Iterable[str]) -> str:
-        """Exactly these members."""
-        return rf"\{{{self.edge}{self.comma.join(members)}{self.edge}\}}"
+    def object(self, members: str, empty: bool) -> str:
+        """What lies between braces; `empty`: it may be nothing. No members, "", are nothing only."""
+        return self._enclosed(r"\{", members, empty, r"\}")
 
-    def array(self, items: Iterable[str]) -> str:
-        """Exactly these items."""
-        return rf"\[{self.edge}{self.comma.join(items)}{self.edge}\]"
+    def array(self, items: str, empty: bool) -> str:
+        """What lies between brackets."""
+        return self._enclosed(r"\[", items, empty, r"\]")
+
+    def _enclosed(self, opening: str, body: str, empty: bool, closing: str) -> str:
+        inner = f"{body}{self.edge}" if body else ""
+        return f"{opening}{self.edge}{f'(?:{inner})?' if inner and empty else inner}{closing}"
 
     def listed(self, item: str, least: int, most: int | None) -> str:
-        """`least` to `most` times the same, with commas; None is without bound."""
+        """`least`, and once at least, to `most` times the same, with commas; None is without bound, 0 gives ""."""
         if most == 0:
             return ""
-        more = repeated(f"{self.comma}{item}", max(least - 1, 0), None if most is None else most - 1)
-        return f"{item}{more}" if least else f"(?:{item}{more})?"
+        return item + repeated(f"{self.comma}{item}", max(least - 1, 0), None if most is None else most - 1)
 
 
 def dumps(value: Any) -> str:

@@ -141,13 +141,17 @@ class _Writer:
             most = len(first) if most is None else min(most, len(first))
         if most is not None and most < least:
             return None
-        body = "" if tail is None else self.layout.listed(tail, max(least - len(heads), 0), _less(most, len(heads)))
-        if heads and tail is not None:
-            body = rx.repeated(f"{self.layout.comma}{tail}", max(least - len(heads), 0), _less(most, len(heads)))
+        comma, bound = self.layout.comma, _less(most, len(heads))
+        if tail is None:
+            body = ""
+        elif heads:
+            body = rx.repeated(f"{comma}{tail}", max(least - len(heads), 0), bound)
+        else:
+            body = self.layout.listed(tail, least, bound)
         for i in range(len(heads[:most]) - 1, -1, -1):
-            body = f"{self.layout.comma if i else ''}{heads[i]}{body}"
-            body = body if i < least else f"(?:{body})?"
-        return rx.any_of([self.layout.array([body] if body else [])])
+            body = f"{comma if i else ''}{heads[i]}{body}"
+            body = f"(?:{body})?" if i >= max(least, 1) else body
+        return self.layout.array(body, least == 0)
 
     def _object(self, schema: dict[str, Any], at: str) -> str | None:
         properties, required = schema.get("properties", {}), list(schema.get("required", []))
@@ -167,13 +171,13 @@ class _Writer:
             return None
         rest = None if other is None else f"{rx.other_key([*properties, *required])}{self.layout.colon}{other}"
         if members:
-            return self.layout.object([self._members(members, rest)])
+            return self.layout.object(self._members(members, rest), not any(needed for _, needed in members))
         if rest is None:
-            return None if least else self.layout.object([])
-        return self.layout.object([self.layout.listed(rest, least, most)])
+            return None if least else self.layout.object("", True)
+        return self.layout.object(self.layout.listed(rest, least, most), least == 0)
 
     def _members(self, members: list[tuple[str, bool]], rest: str | None) -> str:
-        """In their order; one that is not required may be left out. The first that is there has no comma before it."""
+        """One at least, in their order, those that are not required maybe left out. Before the first is no comma."""
         comma = self.layout.comma
         tails = ["" if rest is None else f"(?:{comma}{rest})*"]  # what may follow the last member, the one before, ...
         for text, needed in reversed(members):
@@ -184,7 +188,7 @@ class _Writer:
         if last is not None:
             return f"(?:{'|'.join(firsts[: last + 1])})"
         self.written += sum(map(len, firsts))
-        return f"(?:{'|'.join([*firsts, *([] if rest is None else [rest + tails[-1]])])})?"
+        return f"(?:{'|'.join([*firsts, *([] if rest is None else [rest + tails[-1]])])})"
 
     def _refuse(self, at: str, why: str) -> RequestError:
         return RequestError(
@@ -201,12 +205,12 @@ def _any_value(layout: Layout, depth: int) -> str:
 
 
 def _any_array(layout: Layout, depth: int) -> str:
-    return layout.array([layout.listed(_any_value(layout, depth - 1), 0, None)])
+    return layout.array(layout.listed(_any_value(layout, depth - 1), 0, None), True)
 
 
 def _any_object(layout: Layout, depth: int) -> str:
     member = f"{rx.string(0, None)}{layout.colon}{_any_value(layout, depth - 1)}"
-    return layout.object([layout.listed(member, 0, None)])
+    return layout.object(layout.listed(member, 0, None), True)
 
 
 def _counts(schema: dict[str, Any], what: str) -> tuple[int, int | None]:

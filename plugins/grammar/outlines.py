@@ -13,7 +13,7 @@ from phloem.constraint import Constraint, Unenforced
 from phloem.errors import PluginError, RequestError
 from phloem.interfaces import PluginContext
 
-from . import _schema_regex
+from . import _schema_regex, _tag_regex
 from ._automaton import Automaton, Mask
 from ._index import Indexer
 from ._json_regex import Layout
@@ -86,7 +86,7 @@ class Outlines:
 
     api = 1
     Options = OutlinesOptions
-    capabilities = frozenset({"json_schema", "json_object", "regex", "choices"})
+    capabilities = frozenset({"json_schema", "json_object", "regex", "choices", "structural_tag"})
 
     def __init__(self, options: OutlinesOptions, context: PluginContext) -> None:
         """Reads the vocabulary; raises PluginError for a model without an end token."""
@@ -101,7 +101,9 @@ class Outlines:
         self._end_row: Mask = np.packbits(bits, bitorder="little").view(np.int32)
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
-        """For schemas; see `docs/structured-outlines.md`."""
+        """For schemas, those in structural tags too; see `docs/structured-outlines.md`."""
+        if constraint.kind == "structural_tag":
+            return _tag_regex.report(constraint)
         return _schema_regex.report(constraint) if constraint.kind == "json_schema" else []
 
     def compile(self, constraint: Constraint) -> bytes:
@@ -123,6 +125,8 @@ class Outlines:
             return "|".join(map(literal, json.loads(value)))
         if kind == "json_object":
             return _schema_regex.object_regex(Layout(constraint.whitespace))
+        if kind == "structural_tag":
+            return _tag_regex.tag_regex(constraint, map(self._tokenizer.token_text, self._tokenizer.special_ids))
         return _schema_regex.schema_regex(json.loads(value), constraint)
 
     @cached_property
