@@ -9,7 +9,7 @@ from typing import Any
 from ._call import Sink, no_arguments
 from ._exact import Number, json_word, loads, quoted
 from ._json import LONGEST_NAME
-from ._source import Markers, Source, Step, Write
+from ._source import Markers, Source, Step, Write, after
 from ._tree import Member, Node, Schema, const, either, leaf, listed, optional, properties_of, separated, sequence, tag
 
 _BARE = re.compile(r"[^,:\[\]{}<]")
@@ -66,15 +66,15 @@ class Gemma:
                 sink.write(brackets.pop())
                 lead = ", "
                 continue
-            sink.write(lead)
-            if brackets[-1] == "}" and not (yield from self._key(source, sink.write)):
+            write = after(lead, sink.write)
+            if brackets[-1] == "}" and not (yield from self._key(source, write)):
                 return False
             char = yield from source.peek()
             if char and char in "[{":
-                sink.write(source.take(1))
+                write(source.take(1))
                 brackets.append("]" if char == "[" else "}")
                 lead = ""
-            elif not (yield from self._scalar(source, sink.write)):
+            elif not (yield from self._scalar(source, write)):
                 return False
             else:
                 lead = ", "

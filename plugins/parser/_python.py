@@ -10,7 +10,7 @@ from typing import Any
 from ._call import Sink, no_arguments
 from ._exact import Number, json_word, loads, quoted
 from ._json import LONGEST_NAME
-from ._source import Source, Step, Write
+from ._source import Source, Step, Write, after
 from ._tree import Member, Node, Schema, leaf, listed, properties_of
 
 _KEYWORD = re.compile(r"\w")
@@ -68,23 +68,12 @@ class Python:
             if not name.isidentifier() or not (yield from source.literal("=")):
                 return False
             yield from source.spaces()
-            if not (yield from _literal(source, _after(f"{lead}{quoted(name)}: ", sink.write))):
+            if not (yield from _literal(source, after(f"{lead}{quoted(name)}: ", sink.write))):
                 return False
             lead = ", "
             yield from source.spaces()
             if not (yield from source.try_take(",")) and not (yield from source.ahead(self.end)):
                 return False
-
-
-def _after(lead: str, write: Write) -> Write:
-    """A `write` whose first text gets `lead` before it."""
-    pending = [lead]
-
-    def first(text: str) -> None:
-        if text:
-            write(pending.pop() + text if pending else text)
-
-    return first
 
 
 def _literal(source: Source, write: Write) -> Step[bool]:

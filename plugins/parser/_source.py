@@ -14,6 +14,17 @@ _SPACE = re.compile(r"\s*")
 _UNITS = re.compile(r"\s+|\S+")
 
 
+def after(lead: str, write: Write) -> Write:
+    """A `write` whose first text gets `lead` before it."""
+    pending = [lead]
+
+    def first(text: str) -> None:
+        if text:
+            write(pending.pop() + text if pending else text)
+
+    return first
+
+
 class Markers:
     """Texts to look for, none of them part of another: then the first to begin is also the first to be complete."""
 
