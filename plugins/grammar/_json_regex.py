@@ -17,10 +17,11 @@ _MONTH_DAY = (
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
-_DATE = f"(?:[1-9][0-9]{{3}}-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_DATE = f"(?:{_YEAR}-{_MONTH_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_CLOCK})"
+_TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,14}[a-z0-9])?"
 _HEX = "[0-9a-f]"
@@ -115,7 +116,9 @@ def string(least: int, most: int | None) -> str:
 
 
 def other_key(names: Iterable[str]) -> str:
-    """A string that is none of the names, written without escapes."""
+    """A string that is none of the names; it is written without escapes where there are names."""
+    if not (names := list(names)):
+        return string(0, None)
     plain = [name for name in names if name == json.dumps(name, ensure_ascii=False)[1:-1]]
     return f'"{_none_of(plain)}"'
 
