@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phloem.errors import RequestError
@@ -64,6 +65,9 @@ def _must_follow(body: ChatBody, offered: Toolset, formats: Formats) -> Given | 
             param=given.name,
         )
     tag = formats.tools.constraint(offered.tools, offered.choice, offered.parallel)
+    if tag is None and not offered.parallel:  # of free text only a constraint makes sure that one call ends it
+        exact = [replace(tool, strict=True) for tool in offered.tools]
+        tag = formats.tools.constraint(exact, offered.choice, offered.parallel)
     if tag is None:
         return None
     # of tools that are not strict, what a backend cannot enforce is noted and not refused

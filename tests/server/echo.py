@@ -169,7 +169,8 @@ class EchoCore:
         error: Exception | None = None
         self.seen.append(call)
         if length + want > self.limit:
-            error = RequestError(f"prompt of {length} tokens + {want} exceeds the limit of {self.limit}", param="prompt")
+            problem = f"prompt of {length} tokens + {want} exceeds the limit of {self.limit}"
+            error = RequestError(problem, param="prompt")
         elif len(self.calls) >= self.config.get("most_calls", 10_000):
             error = QueueFullError(f"{len(self.calls)} requests are waiting")
         elif call.params.constraints and not self.config.get("grammar"):
