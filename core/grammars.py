@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from .compiling import Choice, Compiled, Compilers, Job, Setup, build_backends
-from .config_sections import GrammarSection
+from .compile_worker import Answer, Choice, Order, Setup, build_backends
+from .compiling import Compiled, Compilers, Job
+from .config_sections import GrammarSection, sampler_name
 from .constraint import Constraint, constraint_of
-from .errors import PluginError, RequestError
+from .errors import PhloemError, PluginError, RequestError
 from .interfaces import Grammar, Matcher, TokenizerData
 from .model_spec import ModelSpec
 from .params import SamplingParams
-from .registry import AUTO, Registry
+from .registry import AUTO, Registry, did_you_mean
+from .results import as_exception
 from .thinking import Thinking, Thought
 from .tokenizer import Tokenizer
 
-_KEPT_REFUSALS = 1024  # invalid constraints that are remembered
-_ENTRY_BYTES = 4096  # least size of a kept grammar: libraries hold more than what they store
+_ENTRY_BYTES = 4096  # least size of what is kept: libraries hold more than what they store
 
 Key = tuple[tuple[str, ...], Constraint]
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A call's wait for its constraint. Settled on the loop's thread or a compile thread; read on the loop's."""
+    """A call's wait for its constraint. Settled, and read, on the loop's thread."""
 
     key: Key | None
     done: Future[Compiled | None]
@@ -42,7 +42,8 @@ class _Pending:
 class Grammars:
     """The engine's only door to grammar backends. All methods are called on the loop's thread.
 
-    `post` takes a thunk from any thread to the loop's: compile threads report through it.
+    `post` takes a thunk from any thread to the loop's: compile threads report through it. A constraint that a backend
+    found invalid is kept as such; a time-out, a dead process or a broken backend tells nothing of the constraint.
     """
 
     def __init__(
@@ -55,15 +56,15 @@ class Grammars:
     ) -> None:
         self.section, self._post = section, post
         choices = _choices(section)
-        setup = Setup(tuple(choices), data, model, section.memory)
-        self.backends: Mapping[str, Grammar] = build_backends(setup) if choices else {}
-        self._compilers = Compilers(setup, self.backends, section.workers, section.timeout_s) if choices else None
+        self.backends: Mapping[str, Grammar] = build_backends(choices, model, tokenizer)
+        setup = Setup(choices, data, model, section.memory, section.timeout_s)
+        self._compilers = Compilers(setup, self.backends, section.workers) if choices else None
         self._thinking = Thinking(tokenizer, model)
-        self._kept: OrderedDict[Key, Compiled] = OrderedDict()
+        self._kept: OrderedDict[Key, Compiled | RequestError] = OrderedDict()
         self._bytes = 0
-        self._refused: OrderedDict[Key, RequestError] = OrderedDict()
         self._pending: dict[Key, _Pending] = {}
-        self.counts: Counter[str] = Counter(grammars_compiled=0, grammar_cache_hits=0, grammars_refused=0)
+        names = ("compiled", "cache_hits", "refused", "timeouts")
+        self._counts: Counter[str] = Counter(dict.fromkeys(names, 0))
 
     def close(self) -> None:
         """Kill the compile processes."""
@@ -83,12 +84,12 @@ class Grammars:
                 param=constraint.kind,
             )
         key = (names, constraint)
-        if key in self._refused:
-            raise self._refused[key]
-        if key in self._kept:
+        if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-            self.counts["grammar_cache_hits"] += 1
-            return self._settled(key, self._kept[key])
+            self._counts["cache_hits"] += 1
+            if isinstance(kept, RequestError):
+                raise kept
+            return self._settled(key, kept)
         ticket = Ticket(key, Future())
         if key not in self._pending:
             self._start(key)
@@ -103,7 +104,7 @@ class Grammars:
         pending.tickets.remove(ticket)
         if not pending.tickets and ticket.key is not None:
             del self._pending[ticket.key]
-            pending.job.abort(RequestError("nobody waits for this grammar any more"))
+            pending.job.give_up()
 
     def matcher(self, compiled: Compiled | None, params: SamplingParams, prompt: Sequence[int]) -> Matcher | None:
         """A request's own matcher: a fork, behind the thought where there is one."""
@@ -113,12 +114,12 @@ class Grammars:
         return Thought.begin(self._thinking.automaton(params.think_start, params.think_end), body, params, prompt)
 
     def stats(self) -> dict[str, int]:
-        """Counters, and what is kept."""
+        """Counters, what waits, and what is kept, invalid constraints included."""
         return {
-            **self.counts,
-            "grammars_kept": len(self._kept),
-            "grammar_bytes": self._bytes,
-            "grammars_pending": len(self._pending),
+            **self._counts,
+            "waiting": sum(len(pending.tickets) for pending in self._pending.values()),
+            "kept": len(self._kept),
+            "bytes": self._bytes,
         }
 
     def _settled(self, key: Key | None, compiled: Compiled | None) -> Ticket:
@@ -137,51 +138,48 @@ class Grammars:
         if asked is None:
             return tuple(self.backends) if self.section.use == "auto" else (next(iter(self.backends)),)
         if asked not in self.backends:
-            near = difflib.get_close_matches(asked, self.backends, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"configured: {', '.join(self.backends)}"
             raise RequestError(
-                f"grammar_backend {asked!r} is not configured ({known})",
-                hint="list it under grammar.also",
+                f"grammar_backend {asked!r} is not configured {did_you_mean(asked, self.backends)}",
+                hint="list it under `grammar: {also: [...]}`",
                 param="grammar_backend",
             )
         return (asked,)
 
     def _start(self, key: Key) -> None:
-        assert self._compilers is not None
-        job = Job(key[1], key[0])
-        pending = self._pending[key] = _Pending(job)
-        job.done.add_done_callback(lambda done: self._post(lambda: self._finished(key, pending, done)))
-        self._compilers.submit(job)
+        assert self._compilers is not None, "only backends make keys"
 
-    def _finished(self, key: Key, pending: _Pending, done: Future[Compiled]) -> None:
+        def done(result: Compiled | Answer) -> None:
+            self._post(lambda: self._finished(key, pending, result))
+
+        pending = self._pending[key] = _Pending(Job(Order(*key), done))
+        self._compilers.submit(pending.job)
+
+    def _finished(self, key: Key, pending: _Pending, result: Compiled | Answer) -> None:
         if self._pending.get(key) is not pending:
             return  # given up, and perhaps asked for again since
         del self._pending[key]
-        error = done.exception()
-        if error is None:
-            self._keep(key, done.result())
-        elif isinstance(error, RequestError):
-            self.counts["grammars_refused"] += 1
-            if pending.job.why is None:  # a time-out or a dead process says nothing about the constraint
-                self._refused[key] = error
-                if len(self._refused) > _KEPT_REFUSALS:
-                    self._refused.popitem(last=False)
+        if isinstance(result, Compiled):
+            self._counts["compiled"] += 1
+            self._keep(key, result)
+            for ticket in pending.tickets:
+                ticket.done.set_result(result)
+            return
+        error = as_exception(result.error) if result.error is not None else PhloemError("no answer")
+        self._counts["timeouts" if result.timeout else "refused"] += 1
+        if result.verdict and isinstance(error, RequestError):
+            self._keep(key, error)
         for ticket in pending.tickets:
-            if error is None:
-                ticket.done.set_result(done.result())
-            else:
-                ticket.done.set_exception(error)
+            ticket.done.set_exception(error)
 
-    def _keep(self, key: Key, compiled: Compiled) -> None:
-        self.counts["grammars_compiled"] += 1
-        self._kept[key] = compiled
-        self._bytes += _size(key, compiled)
+    def _keep(self, key: Key, made: Compiled | RequestError) -> None:
+        self._kept[key] = made
+        self._bytes += _size(key, made)
         while self._bytes > self.section.cache_size and self._kept:
             self._bytes -= _size(*self._kept.popitem(last=False))
 
 
-def _size(key: Key, compiled: Compiled) -> int:
-    return max(compiled.size + len(key[1].value), _ENTRY_BYTES)
+def _size(key: Key, made: Compiled | RequestError) -> int:
+    return _ENTRY_BYTES + len(key[1].value) + (made.size if isinstance(made, Compiled) else len(made.message))
 
 
 def _choices(section: GrammarSection) -> list[Choice]:
@@ -189,10 +187,11 @@ def _choices(section: GrammarSection) -> list[Choice]:
     if section.use == "none":
         return []
     if section.use == "auto":
-        first = [Choice(name, {}) for name in AUTO["grammar"] if _installed(name)]
+        first = [Choice(name, name) for name in AUTO["grammar"] if _installed(name)]
     else:
-        first = [Choice(section.use, section.options().model_dump())]
-    return first + [Choice(name, {}) for name in section.also if name not in {choice.use for choice in first}]
+        first = [Choice(sampler_name(section.use), section.use, section.options().model_dump(mode="json"))]
+    known = {choice.use for choice in first}
+    return first + [Choice(sampler_name(use), use) for use in section.also if use not in known]
 
 
 def _installed(name: str) -> bool:

@@ -325,7 +325,7 @@ class EngineCore:
             "evicted_tokens": self.ledger.evicted,
             "retractions": self.scheduler.retractions,
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
-            **self.parts.grammars.stats(),
+            "grammar": self.parts.grammars.stats(),
             "drafter_failures": dict(self.parts.drafting.failures),
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),

@@ -150,6 +150,11 @@ def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any
         options = plugin.Options()
     else:
         plugin, options = choice.plugin, choice.options()
+    return construct(kind, use, plugin, options, context)
+
+
+def construct(kind: str, use: str, plugin: type[Any], options: Any, context: PluginContext) -> Any:
+    """An instance; whatever the constructor raises becomes a PluginError, as `build` says."""
     try:
         return plugin(options, context)
     except PhloemError:
