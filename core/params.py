@@ -103,6 +103,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 MAX_LOGPROBS = 128
 MAX_N = 128
 MAX_STOPS = 64
+MAX_MARKER = 128  # characters of think_start and think_end
 
 
 def _check_types(p: SamplingParams) -> None:
@@ -163,8 +164,11 @@ def _check_lists(p: SamplingParams) -> None:
         if not -100.0 <= bias <= 100.0:
             raise RequestError(f"logit_bias of token {token} must be in [-100, 100], got {bias}", param="logit_bias")
     for name in ("think_start", "think_end"):
-        if getattr(p, name) == "":
+        marker = getattr(p, name)
+        if marker is not None and not marker.strip():
             raise RequestError(f"{name} must not be empty", param=name)
+        if marker is not None and len(marker) > MAX_MARKER:
+            raise RequestError(f"{name} has {len(marker)} characters, at most {MAX_MARKER} are allowed", param=name)
     if p.think_end is None and (p.think_start is not None or p.think_tokens is not None):
         raise RequestError("think_start and think_tokens need think_end", param="think_end")
     if p.choices is not None and not (p.choices and all(p.choices)):

@@ -16,6 +16,8 @@ from .tokenizer import Tokenizer
 
 Row = npt.NDArray[np.int32]
 _TAIL_TOKENS = 32  # of a prompt, in which a template opens or closes a thought
+_SPACES = 4  # tokens of white space that may come before a thought
+_KEPT_AUTOMATA = 64
 
 
 class Thinking:
@@ -26,10 +28,12 @@ class Thinking:
         self._automata: dict[tuple[str | None, str], Automaton] = {}
 
     def automaton(self, start: str | None, end: str) -> Automaton:
-        """The automaton of a pair of markers; made once."""
-        if (start, end) not in self._automata:
-            self._automata[start, end] = Automaton(self, (start or "").encode(), end.encode())
-        return self._automata[start, end]
+        """The automaton of a pair of markers; those used last are kept."""
+        made = self._automata.pop((start, end), None) or Automaton(self, (start or "").encode(), end.encode())
+        self._automata[start, end] = made
+        if len(self._automata) > _KEPT_AUTOMATA:
+            del self._automata[next(iter(self._automata))]
+        return made
 
     @cached_property
     def texts(self) -> list[bytes]:
@@ -58,7 +62,7 @@ class Automaton:
     """Follows the bytes of a thought: recognises its end wherever tokens are cut (Knuth, Morris and Pratt, 1977)."""
 
     def __init__(self, shared: Thinking, start: bytes, end: bytes) -> None:
-        self.shared, self.start, self.end = shared, start, end
+        self.shared, self.start, self.end = shared, start.strip(), end
         self._fail = [0] * (len(end) + 1)
         for i in range(1, len(end)):
             k = self._fail[i]
@@ -66,6 +70,7 @@ class Automaton:
                 k = self._fail[k]
             self._fail[i + 1] = k + (end[k] == end[i])
         self._free: dict[int, Row] = {}
+        self._opening: Row | None = None
         self._prefixes: dict[bytes, Row] = {}
 
     def advance(self, at: int, text: bytes) -> int | None:
@@ -93,11 +98,28 @@ class Automaton:
             self._prefixes[text] = self.shared.mask([token for tokens in found for token in tokens])
         return self._prefixes[text]
 
+    def opens(self, state: _State, text: bytes) -> int | None:
+        """Bytes of the start matched after `text`, white space before it left out; None if no thought opens so."""
+        if not text:
+            return None
+        if state.at == 0 and state.thought < _SPACES:
+            text = text.lstrip()
+        return state.at + len(text) if self.start[state.at :].startswith(text) else None
+
+    def opening(self, state: _State) -> Row:
+        """Tokens with which a thought may open."""
+        if state.at or state.thought >= _SPACES:
+            return self.beginning(self.start[state.at :])
+        if self._opening is None:
+            texts = enumerate(self.shared.texts)
+            self._opening = self.shared.mask([token for token, text in texts if self.opens(state, text) is not None])
+        return self._opening
+
 
 class _State(NamedTuple):
     phase: str  # "start": the thought may open, or the answer begin; "inside"; "answer"
-    at: int = 0  # bytes matched of the marker awaited
-    thought: int = 0  # tokens of the thought
+    at: int = 0  # bytes matched of the marker awaited; all of the start's where no thought can open any more
+    thought: int = 0  # tokens of the thought; before it, of white space
     taken: int = 0  # tokens the answer's matcher has accepted
     direct: int = 0  # tokens accepted by the matcher of an answer without a thought
     alive: bool = True  # that matcher accepted everything so far
@@ -119,10 +141,10 @@ class Thought:
         """At the output's start; the prompt's end says whether a template has opened or closed the thought."""
         texts = automaton.shared.texts
         tail = b"".join(texts[token] for token in prompt[-_TAIL_TOKENS:]).rstrip()
-        if tail.endswith(automaton.end):
+        if tail.endswith(automaton.end.strip()):
             phase = "answer"
         else:
-            phase = "inside" if not automaton.start or tail.endswith(automaton.start) else "start"
+            phase = "inside" if tail.endswith(automaton.start) else "start"  # all texts end with nothing
         direct = body.fork() if body is not None and phase == "start" else None
         return cls(automaton, body, direct, params.think_tokens, _State(phase))
 
@@ -131,15 +153,15 @@ class Thought:
         state = self._states[-1]
         if state.phase == "answer":
             self._fill_by(self._body, row)
+        elif state.phase == "inside" and self._spent(state):
+            row[:] = self._automaton.beginning(self._rest(state))
         elif state.phase == "inside":
-            row[:] = (
-                self._automaton.beginning(self._rest(state)) if self._spent(state) else self._automaton.free(state.at)
-            )
+            row[:] = self._automaton.free(state.at)
         else:
             row[:] = 0
             if state.alive:
                 self._fill_by(self._direct, row)
-            row |= self._automaton.beginning(self._automaton.start[state.at :])
+            row |= self._automaton.opening(state)
 
     def accept(self, token: int) -> bool:
         """As `fill` allows."""
@@ -164,16 +186,21 @@ class Thought:
         """The answer is complete."""
         state = self._states[-1]
         if state.phase == "start":
-            undecided = 0 < state.at < len(self._automaton.start)
-            return state.alive and not undecided and self._direct is not None and self._direct.is_complete()
+            decided = state.at == len(self._automaton.start)
+            return decided and self._direct is not None and self._direct.is_complete()
         return state.phase == "answer" and self._body is not None and self._body.is_complete()
 
     def forced(self) -> bytes:
-        """The end of a thought whose budget is spent; in the answer what the body forces."""
+        """The end of a thought whose budget is spent, the rest of its start; in the answer what the body forces."""
         state = self._states[-1]
-        if state.phase == "answer":
-            return self._body.forced() if self._body is not None else b""
-        return self._rest(state) if state.phase == "inside" and self._spent(state) else b""
+        if state.phase == "inside":
+            return self._rest(state) if self._spent(state) else b""
+        if state.phase == "start" and not state.alive and state.at:
+            return self._automaton.start[state.at :]
+        if state.phase == "start" and state.at < len(self._automaton.start):
+            return b""  # undecided
+        matcher = self._body if state.phase == "answer" else self._direct
+        return matcher.forced() if matcher is not None else b""
 
     def fork(self) -> Thought:
         """An independent copy."""
@@ -210,18 +237,14 @@ class Thought:
         return state._replace(at=at, thought=state.thought + 1)
 
     def _start(self, state: _State, token: int) -> _State | None:
-        text, start = self._automaton.shared.texts[token], self._automaton.start
-        opens = bool(text) and start[state.at :].startswith(text)
+        automaton = self._automaton
+        at = automaton.opens(state, automaton.shared.texts[token])
         takes = state.alive and (self._direct is None or self._direct.accept(token))
-        if not (opens or takes):
+        if at is None and not takes:
             return None
-        direct = state.direct + (takes and self._direct is not None)
-        if opens and state.at + len(text) == len(start):
-            return state._replace(phase="inside", at=0, direct=direct, alive=takes)
-        if opens:
-            return state._replace(at=state.at + len(text), direct=direct, alive=takes)
-        return self._decided(state, direct)
-
-    def _decided(self, state: _State, direct: int) -> _State:
-        """The answer begins without a thought: from here on `direct` decides, through a start that cannot open."""
-        return state._replace(at=len(self._automaton.start), direct=direct)
+        after = state._replace(direct=state.direct + (takes and self._direct is not None), alive=takes)
+        if at is None:
+            return after._replace(at=len(automaton.start))
+        if at == len(automaton.start):
+            return after._replace(phase="inside", at=0, thought=0)
+        return after._replace(at=at, thought=state.thought + (at == 0))
