@@ -118,7 +118,8 @@ def _device(config: Config) -> torch.device:
 def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:
     """The kernel, or the pair; ConfigError where one cannot do what the model or the drafters ask of it."""
     windows = {"window": f"{spec.name} has layers with a window"} if any(g.window for g in spec.groups) else {}
-    trees = {"tree_mask": f"spec.{config.spec[0].use} proposes drafts"} if config.spec else {}
+    free = [section for section in config.spec if section.plugin and "chain" not in section.plugin.capabilities]
+    trees = {"tree_mask": f"spec.{free[0].use} proposes drafts"} if free else {}
 
     def kernel(section: AttentionSection, needs: dict[str, str]) -> Attention:
         made: Attention = make("attention", section)

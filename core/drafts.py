@@ -29,6 +29,11 @@ class Draft:
         """A single path: the usual shape of n-gram and grammar drafts."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
 
+    @property
+    def is_chain(self) -> bool:
+        """A single path."""
+        return self.parents == tuple(range(-1, len(self.tokens) - 1))
+
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -79,7 +84,7 @@ class Draft:
         if keep >= len(self.tokens):
             return self
         probs = None if self.probs is None else self.probs[:keep]
-        return Draft(self.tokens[:keep], self.parents[:keep], probs)
+        return Draft(self.tokens[:keep], self.parents[:keep], probs, min(self.forced, keep))
 
 
 def merge(drafts: Sequence[Draft], budget: int) -> Draft:
@@ -107,4 +112,4 @@ def merge(drafts: Sequence[Draft], budget: int) -> Draft:
                 tokens.append(token)
                 parents.append(at)
             where.append(node)
-    return Draft(tuple(tokens), tuple(parents))
+    return Draft(tuple(tokens), tuple(parents), forced=min(drafts[0].forced, budget))
