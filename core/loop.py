@@ -300,7 +300,8 @@ class EngineCore:
 
     def _conclude(self, request: Request, outcome: Outcome | None) -> None:
         """Finish the request or report its progress."""
-        if outcome is not None and outcome.error is not None:
+        # A draft may end the output before the row that failed: plain decoding would never have come to that row.
+        if outcome is not None and outcome.error is not None and request.finish_reason is None:
             request.finish_reason, request.error = "error", outcome.error
         if request.finish_reason is not None:
             self._finish(request, publish=request.error is None)
