@@ -84,13 +84,15 @@ _STRINGS = (
     _string("pattern with a boundary", {"pattern": "^a\\b.b$"}, ["a b"], ["acb"]),
     _string("pattern with a backreference", {"pattern": "^(a|b)\\1$"}, ["aa"], ["ab"]),
     _string("pattern with counts", {"pattern": "^a{2,3}b{2}$"}, ["aabb", "aaabb"], ["abb", "aaaabb"]),
+    _string("pattern with an optional group", {"pattern": "^a(bc+)?d$"}, ["ad", "abccd"], ["acd", "abd"]),
+    _string("pattern with a group once at most", {"pattern": "^a(bc+){0,1}d$"}, ["ad", "abccd"], ["acd", "abd"]),
     _string("format and maxLength", {"format": "email", "maxLength": 5}, ["a@b.c"], ["abc@d.com"]),
     _case("minLength without type", {"minLength": 2}, ["ab"], ["a"]),
     _case("pattern without type", {"pattern": "^a$"}, ["a"], ["b"]),
 )
 _FORMATS = (
-    _format("date", ["2024-02-28", "2024-12-31"], ["2024-13-01", "2024-02-30", "2023-02-29", "20240228", "x"]),
-    _format("time", ["10:20:30Z", "10:20:30.5+01:00"], ["25:00:00Z", "10:20:61Z", "10:20:30+25:00", "x"]),
+    _format("date", ["2024-02-28", "2024-12-31"], ["2024-13-01", "2024-02-30", "2023-02-29", "0000-01-01", "x"]),
+    _format("time", ["10:20:30Z", "10:20:30.5+01:00"], ["25:00:00Z", "10:20:61Z", "10:20:300Z", "10:20:30+25:00", "x"]),
     _format("date-time", ["2024-02-28T10:20:30Z"], ["2024-02-28", "2024-02-30T10:20:30Z", "2024-02-28T25:20:30Z"]),
     _format("duration", ["P1D", "PT2H", "P1Y2M"], ["P", "1D", "P1S", "PT"]),
     _format("email", ["a@b.com", "a.b@c.org"], ["a"]),
