@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from equivalence.harness import engine
+
 from phloem import SamplingParams
 from phloem.errors import RequestError
 from phloem.interfaces import Matcher, TokenizerData

@@ -1,0 +1,261 @@
+"""Compile processes: whatever a backend does to a constraint stays there, and ends when nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from phloem.compile_worker import Answer, Choice, Order, Setup, build_backends
+from phloem.compiling import Compiled, Compilers, Job
+from phloem.constraint import Constraint
+from phloem.interfaces import TokenizerData
+from phloem.testing.grammar import allowed, toy_tokenizer
+from phloem.testing.plugin import TOY_SPEC
+
+WILD = Path(__file__).with_name("wild_grammars.py")
+MEMORY = 256 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def descendants(of: int) -> dict[int, tuple[str, int]]:
+    """Processes below one: state, and CPU ticks used."""
+    table = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            table[int(entry.name)] = (int(words[1]), words[0], int(words[11]) + int(words[12]))
+    found = {of}
+    while more := {pid for pid, (parent, *_) in table.items() if parent in found} - found:
+        found |= more
+    return {pid: table[pid][1:] for pid in found - {of}}
+
+
+class Rig:
+    """A pool over the wild backend, and its answers in the order in which they come."""
+
+    def __init__(self, timeout_s: float = 20.0, use: str = f"{WILD}:Wild") -> None:
+        choices, tokenizer = [Choice("wild", use)], toy_tokenizer()
+        setup = Setup(choices, TokenizerData(tokenizer._backend.to_str()), TOY_SPEC, MEMORY, timeout_s)
+        self.pool = Compilers(setup, build_backends(choices, TOY_SPEC, tokenizer), 1)
+        self.answers: queue.SimpleQueue[Compiled | Answer] = queue.SimpleQueue()
+
+    def submit(self, regex: str) -> Job:
+        job = Job(Order(("wild",), Constraint(kind="regex", value=regex)), self.answers.put)
+        self.pool.submit(job)
+        return job
+
+    def next(self) -> Compiled | Answer:
+        return self.answers.get(timeout=30)
+
+    def compiled(self, regex: str) -> Compiled:
+        self.submit(regex)
+        made = self.next()
+        assert isinstance(made, Compiled), made
+        return made
+
+    def refused(self, regex: str) -> Answer:
+        self.submit(regex)
+        answer = self.next()
+        assert isinstance(answer, Answer)
+        assert answer.error is not None
+        return answer
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.pool.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def computing() -> list[int]:
+    return [pid for pid, (state, _) in descendants(os.getpid()).items() if state == "R"]
+
+
+def test_a_constraint_is_compiled_there_and_unpacked_here(rig: Rig) -> None:
+    made = rig.compiled("ab?")
+    assert (made.size, made.notes) == (3, [])
+    assert made.matcher.accept(2)
+    assert allowed(made.matcher) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("deed", "words", "kind", "verdict"),
+    [
+        ("invalid", "this is no regex", "invalid_request_error", True),
+        ("zero", "the grammar backend failed: ZeroDivisionError: division by zero", "internal_error", False),
+        ("panic", "the grammar backend failed: Panic: index out of bounds", "internal_error", False),
+        ("recurse", "this regex is nested too deeply", "invalid_request_error", True),
+        ("crash", "ended its process (SIGSEGV): out of memory, or a fault", "invalid_request_error", False),
+        ("exit", "ended its process (exit code 7): out of memory, or a fault", "invalid_request_error", False),
+        ("eat", f"takes more memory than the {MEMORY} bytes allowed", "invalid_request_error", False),
+    ],
+)
+def test_whatever_goes_wrong_is_the_job_s_own_error(rig: Rig, deed: str, words: str, kind: str, verdict: bool) -> None:
+    answer = rig.refused(f"!{deed}")
+    assert answer.error is not None
+    assert words in answer.error.message
+    assert (answer.error.kind, answer.verdict, answer.timeout) == (kind, verdict, False)
+    assert rig.compiled("a").size == 1
+
+
+def test_errors_are_cut_where_they_quote_a_whole_constraint(rig: Rig) -> None:
+    answer = rig.refused("!long")
+    assert answer.error is not None
+    assert len(answer.error.message) == 4000
+
+
+def test_each_job_has_the_memory_limit_to_itself(rig: Rig) -> None:
+    for _ in range(8):  # 50 MB each, of 256
+        rig.compiled("!some a")
+
+
+def test_what_libraries_print_or_read_does_not_reach_the_pipes(rig: Rig) -> None:
+    assert rig.compiled("!chatter ab").size == 2
+    assert rig.compiled("!stdin abc").size == 3
+
+
+def test_a_process_killed_while_idle_is_replaced_and_no_job_fails(rig: Rig) -> None:
+    rig.compiled("a")
+    [worker] = descendants(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    assert rig.compiled("b").size == 1
+    assert worker not in descendants(os.getpid())
+
+
+def test_a_job_killed_from_outside_fails_alone(rig: Rig) -> None:
+    rig.submit("!backtrack")
+    until(lambda: len(descendants(os.getpid())) == 2)
+    os.kill(max(descendants(os.getpid())), signal.SIGKILL)
+    answer = rig.next()
+    assert isinstance(answer, Answer)
+    assert answer.error is not None
+    assert "ended its process (SIGKILL)" in answer.error.message
+    assert rig.compiled("a").size == 1
+
+
+def test_too_slow_is_killed_in_time_and_no_verdict() -> None:
+    rig = Rig(timeout_s=0.3)
+    try:
+        begin = time.monotonic()
+        answer = rig.refused("!backtrack")
+        assert answer.error is not None
+        assert answer.error.message == "compiling this regex took longer than 0.3 s"
+        assert answer.error.hint == "simplify it, or raise grammar.timeout_s"
+        assert (answer.verdict, answer.timeout) == (False, True)
+        assert time.monotonic() - begin < 10
+        assert rig.compiled("a").size == 1
+        assert computing() == []
+    finally:
+        rig.pool.close()
+
+
+def test_no_cpu_is_used_one_second_after_giving_up(rig: Rig) -> None:
+    """what-breaks: a constraint that nobody waits for any more goes on burning a core."""
+    job = rig.submit("!backtrack")
+    until(lambda: computing() != [])
+    job.give_up()
+    assert isinstance(rig.next(), Answer)
+    time.sleep(1)
+    before = descendants(os.getpid())
+    time.sleep(0.5)
+    after = descendants(os.getpid())
+    assert sum(ticks for _, ticks in after.values()) - sum(ticks for _, ticks in before.values()) <= 1
+    assert len(after) == 1  # the process itself, its imports kept
+    assert rig.compiled("a").size == 1
+
+
+def test_giving_up_at_any_moment_harms_no_other_job(rig: Rig) -> None:
+    waiting = rig.submit("!sleep x"), rig.submit("!sleep y"), rig.submit("b")
+    waiting[1].give_up()
+    waiting[1].give_up()
+    results = [rig.next() for _ in waiting]
+    assert [isinstance(result, Compiled) for result in results] == [True, False, True]
+    waiting[0].give_up()
+    assert rig.compiled("a").size == 1
+    for pause in (0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016):
+        job = rig.submit("b")
+        time.sleep(pause)
+        job.give_up()
+        rig.next()
+        assert rig.compiled("a").size == 1
+
+
+def test_idle_processes_use_no_cpu(rig: Rig) -> None:
+    rig.compiled("a")
+    before = descendants(os.getpid())
+    time.sleep(0.5)
+    assert descendants(os.getpid()) == before
+
+
+def test_closing_kills_what_is_under_way() -> None:
+    others = set(descendants(os.getpid()))
+    rig = Rig()
+    rig.compiled("a")
+    rig.submit("!backtrack")
+    until(lambda: len(set(descendants(os.getpid())) - others) == 2)
+    rig.pool.close()
+    until(lambda: set(descendants(os.getpid())) == others, 5)
+
+
+def test_a_process_that_cannot_start_says_why_each_time() -> None:
+    rig = Rig(use=f"{WILD}:Unborn")
+    try:
+        for _ in range(2):
+            answer = rig.refused("a")
+            assert answer.error is not None
+            assert "Unborn' failed to start: MemoryError: no room" in answer.error.message
+            assert answer.error.status == 500
+    finally:
+        rig.pool.close()
+
+
+ORPHANS = """
+import os, sys, time
+sys.path[:0] = sys.argv[1:]
+import test_compiling
+rig = test_compiling.Rig()
+rig.compiled("a")
+rig.submit("!backtrack")
+test_compiling.until(lambda: len(test_compiling.descendants(os.getpid())) == 2)
+print(*test_compiling.descendants(os.getpid()), flush=True)
+if sys.stdin.readline():
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("violent", [True, False])
+def test_no_process_outlives_the_engine(violent: bool) -> None:
+    """Killed, or at the end of a script that closed nothing."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", ORPHANS, *folders]
+    script = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert script.stdout is not None
+    pids = [int(word) for word in script.stdout.readline().split()]
+    assert len(pids) == 2
+    script.communicate("die\n" if violent else "")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5)
+
+
+def test_a_worker_imports_no_torch_of_its_own() -> None:
+    program = "import sys, phloem.compile_worker; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
