@@ -19,7 +19,10 @@ _OTHERS = ("type", "id")  # what models write beside
 
 
 class Sink(Protocol):
-    """Where a call goes. It begins with the first text of its arguments: until then it may turn out to be none."""
+    """Where a call goes. It begins with the first text of its arguments: until then it may turn out to be none.
+
+    What is read after the last text that was written is the format's, or becomes content where the call breaks off.
+    """
 
     def call(self, name: str) -> None:
         """The name is known."""
@@ -150,16 +153,14 @@ class Record:
         if key == "name" and reading.name is None:
             reading.name = yield from read_string(source)
             if reading.name and reading.early is not None:
-                reading.begin(reading.early, source)
+                reading.begin(reading.early)
             return bool(reading.name)
         if key in _ARGUMENTS and not reading.begun and reading.early is None:
             if not value_begins((yield from source.peek())):
                 return False
             if reading.name is not None:
-                reading.begin("", source)
-                whole = yield from pass_value(source, reading.sink.write, stop)
-                source.keep()  # what follows the arguments is the record's, or becomes content
-                return whole
+                reading.begin("")
+                return (yield from pass_value(source, reading.sink.write, stop))
             parts: list[str] = []
             whole = yield from pass_value(source, parts.append, stop)
             reading.early = "".join(parts)
@@ -176,14 +177,12 @@ class _Reading:
         self.early: str | None = None  # arguments that came before the name
         self.begun = False  # the sink has the arguments, or some of them
 
-    def begin(self, arguments: str, source: Source) -> None:
+    def begin(self, arguments: str) -> None:
         """Both are known, the arguments perhaps not to their end."""
         assert self.name is not None
         self.begun = True
         self.sink.call(self.name)
-        if arguments:
-            self.sink.write(arguments)
-            source.keep()
+        self.sink.write(arguments)
 
     def end(self, plain: bool) -> bool:
         """The record is closed. One without arguments calls with none, if a marker said that it is a call."""

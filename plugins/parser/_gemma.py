@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class Gemma:
             return "[" + ",".join(map(self._spelled, value)) + "]"
         if isinstance(value, str):
             return value if isinstance(value, Number) else f"{self.quote}{value}{self.quote}"
-        return {True: "true", False: "false", None: "null"}[value]
+        return json.dumps(value)
 
     def read(self, source: Source, sink: Sink, stop: str) -> Step[bool]:
         """The call begins with its brace: in this format a marker has said that it is one."""

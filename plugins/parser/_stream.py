@@ -34,9 +34,11 @@ class Pieces:
         self._name = name
 
     def write(self, text: str) -> None:
-        """Text of the call's arguments. With the first, the call is certain: what was read of it need not be kept."""
-        if text and self._name is not None:
-            self._source.forget()
+        """Text of the call's arguments; with the first, the call is certain. Only what is read from here on is kept."""
+        if not text:
+            return
+        self._source.keep()
+        if self._name is not None:
             self.text("call", self._name, self.calls)
             self._name = None
             self.calls += 1

@@ -12,7 +12,7 @@ from phloem.interfaces import ParserStream, Tool
 from ._call import Pair
 from ._format import Form, Format
 from ._parser import FormatParser
-from ._source import Markers, Step
+from ._source import Markers, Step, after
 from ._stream import Stream
 from ._tag import constraint
 
@@ -25,6 +25,7 @@ _ENDS = Markers((_END, "<|return|>", _CALL, _START, _CHANNEL))  # the last two w
 _WORD = re.compile(r"[\w-]")
 _RECIPIENT = re.compile(r"[\w.:/-]")
 _LONGEST = 256
+_CHANNELS = ("analysis", "commentary", "final")
 _FORM = Form(
     begin=f"{_CHANNEL}commentary",
     opening=f" to={_FUNCTIONS}",
@@ -101,8 +102,7 @@ class HarmonyStream(Stream):
             elif head.recipient and self._calls_known:
                 yield from self._call(head.recipient.removeprefix(_FUNCTIONS))
             elif head.recipient:
-                self._text("content", read)
-                yield from self._body("content")
+                yield from self._body("content", read)
             else:
                 yield from self._body("reasoning" if head.channel == "analysis" else "content")
 
@@ -124,7 +124,7 @@ class HarmonyStream(Stream):
             yield from source.spaces()
         yield from source.word(_WORD, _LONGEST)
         yield from source.spaces()
-        return Head(channel, recipient, bool(channel) and (yield from source.try_take(_MESSAGE)))
+        return Head(channel, recipient, channel in _CHANNELS and (yield from source.try_take(_MESSAGE)))
 
     def _recipient(self) -> Step[str]:
         yield from self.source.spaces()
@@ -132,15 +132,10 @@ class HarmonyStream(Stream):
             return ""
         return (yield from self.source.word(_RECIPIENT, _LONGEST))
 
-    def _body(self, kind: str) -> Step[None]:
-        """A message of text."""
-        fresh = kind in self._seen
-
-        def write(text: str) -> None:
-            nonlocal fresh
-            self._text(kind, "\n" + text if fresh else text)
-            fresh = False
-
+    def _body(self, kind: str, head: str = "") -> Step[None]:
+        """A message of text, with its header where that is text, too."""
+        write = after("\n" if kind in self._seen else "", lambda text: self._text(kind, text))
+        write(head)
         yield from self.source.until(_ENDS, write)
         yield from self._ended()
 
