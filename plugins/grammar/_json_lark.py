@@ -13,6 +13,7 @@ from . import _tags
 from ._report import Node, Support, unenforced
 
 WHITESPACE = r"[ \n\r\t]{1,4}"  # the most at one place under `flexible`
+MAX_OPTIONAL = 800  # optional properties of one object: each is four items of a row that a mask walks, in 30 ms
 MAX_DEPTH = 100  # of values within values: the library's own limit is 127
 # No \u: an escaped letter would let an additional property bear the name of a declared one, whose schema it escapes.
 _ESCAPES = 'nrbtf\\"'
@@ -25,6 +26,12 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
     "time": ("^[0-9]{2}:[0-9]{2}:[0-5]",),
 }
 _DATA = ("enum", "const", "default", "examples")  # keywords whose values are no schemas
+_IDLE: Mapping[str, tuple[Any, ...]] = {  # values with which a keyword that the library refuses forbids nothing
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "propertyNames"), (True, {})),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+    **{"uniqueItems": (False,), "not": (False,)},
+}
+_BESIDE_REFERENCE = ("$ref", "$schema", "$id", "id", "$defs", "definitions")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
@@ -63,7 +70,7 @@ def json_rule(schema: Any, constraint: Constraint) -> str:
     """A schema as a part of a rule. A key `x-guidance` of the user's, which would change whitespace, is dropped."""
     if not isinstance(schema, (dict, bool)):
         raise RequestError("a JSON schema is an object, true or false", param=constraint.kind)
-    fields = {"allOf": [schema]} if isinstance(schema, bool) else _exact(schema, 0, constraint.kind)
+    fields = {"allOf": [schema]} if isinstance(schema, bool) else _Rewriter(schema, constraint.kind).schema(schema)
     return "%json " + json.dumps({**fields, "x-guidance": json_options(constraint)}, ensure_ascii=False)
 
 
@@ -76,23 +83,46 @@ def json_options(constraint: Constraint) -> dict[str, Any]:
     return options | {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
-def _exact(schema: Any, depth: int, kind: str) -> Any:
-    """The schema with patterns beside formats that the library takes too widely."""
-    if depth > MAX_DEPTH:
-        raise RequestError(f"the JSON schema is nested deeper than {MAX_DEPTH}", param=kind)
-    if isinstance(schema, list):
-        return [_exact(item, depth + 1, kind) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    exact = {
-        key: value
-        if key in _DATA
-        else {name: _exact(item, depth + 2, kind) for name, item in value.items()}
-        if key in _NAMED and isinstance(value, dict)
-        else _exact(value, depth + 1, kind)
-        for key, value in schema.items()
-    }
-    patterns = _FORMATS.get(schema["format"], ()) if isinstance(schema.get("format"), str) else ()
-    if patterns and isinstance(exact.get("allOf", []), list):
-        exact["allOf"] = [*exact.get("allOf", []), *({"pattern": pattern} for pattern in patterns)]
-    return exact
+class _Rewriter:
+    """A schema in the words that the library takes, with the meaning it has."""
+
+    def __init__(self, root: dict[str, Any], kind: str) -> None:
+        self.kind = kind
+        version = str(root.get("$schema", ""))
+        self.old = any(f"draft-0{number}" in version for number in (3, 4, 6, 7))
+
+    def any(self, value: Any, depth: int = 0) -> Any:
+        """Whatever lies where schemas lie."""
+        if depth > MAX_DEPTH:
+            raise RequestError(f"the JSON schema is nested deeper than {MAX_DEPTH}", param=self.kind)
+        if isinstance(value, list):
+            return [self.any(item, depth + 1) for item in value]
+        return self.schema(value, depth) if isinstance(value, dict) else value
+
+    def schema(self, schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+        """One schema: what is idle left out, formats made exact."""
+        exact: dict[str, Any] = {}
+        if isinstance(schema.get("properties"), dict) and isinstance(schema.get("required", []), list):
+            optional = len(schema["properties"].keys() - set(map(str, schema.get("required", []))))
+            if optional > MAX_OPTIONAL:
+                why = f"an object has {optional} optional properties; llguidance is slow beyond {MAX_OPTIONAL}"
+                raise RequestError(why, hint="require some of them", param=self.kind)
+        for key, value in schema.items():
+            if self._is_idle(key, value, schema):
+                continue
+            if key in _NAMED and isinstance(value, dict):
+                exact[key] = {name: self.any(item, depth + 2) for name, item in value.items()}
+            else:
+                exact[key] = value if key in _DATA else self.any(value, depth + 1)
+        patterns = _FORMATS.get(str(schema.get("format")), ())
+        if patterns and isinstance(exact.get("allOf", []), list):
+            exact["allOf"] = [*exact.get("allOf", []), *({"pattern": pattern} for pattern in patterns)]
+        return exact
+
+    def _is_idle(self, key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+        """True if a keyword means nothing here; in old drafts what stands beside a reference does not."""
+        if any(value == idle and type(value) is type(idle) for idle in _IDLE.get(key, ())):
+            return True
+        if key in ("then", "else") and "if" not in schema:
+            return True
+        return self.old and "$ref" in schema and key not in _BESIDE_REFERENCE

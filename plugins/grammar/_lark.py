@@ -29,7 +29,8 @@ def source(constraint: Constraint) -> str:
     if kind == "regex":
         return f"{HEADER}\nstart: /{translate(value, kind).rust}/"
     if kind == "choices":
-        return f"{HEADER}\nstart: {' | '.join(json.dumps(text, ensure_ascii=False) for text in json.loads(value))}"
+        choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(value))
+        return f"{HEADER}\nstart: CHOICE\nCHOICE: {choices}"
     schema = {"type": "object"} if kind == "json_object" else json.loads(value)
     return f"{HEADER}\nstart: {json_rule(schema, constraint)}"
 

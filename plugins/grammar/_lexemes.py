@@ -23,7 +23,7 @@ class Ambiguous(Exception):
 
 
 class Piece(NamedTuple):
-    """A language: `source` is a Lark expression, of a terminal where `regular`, else of a rule."""
+    """A language: of one lexeme where `regular` (`source` is that of a Lark terminal), else of a rule."""
 
     source: str
     regular: bool = True
@@ -32,17 +32,21 @@ class Piece(NamedTuple):
     nullable: bool = True
     const: str | None = None  # the only text of it
     lead: str = ""  # a literal that every text of it, but the empty one, begins with
-    after: str = ANY  # characters that may follow that literal
+    after: str = ANY  # characters that may follow that literal in it
+    whole: bool = True  # the literal may be all of it: then what comes behind may follow the literal too
     head: str = ""  # source of its first lexeme
     alphabet: str = ANY  # characters that a text of it may hold
     lacks: frozenset[str] = frozenset()  # texts that lie nowhere within a text of it
+    kind: str = ""  # of a rule with parts: "sequence", "choice" or "repeat", whose `source` is the sign behind it
+    parts: tuple[Piece, ...] = ()
+    apart: bool = False  # its first lexemes hide nothing of what is put behind it
 
 
 def const(text: str) -> Piece:
     """Exactly this text."""
     quoted = "".join(c if c.isprintable() and c not in '"\\' else _escape(c) for c in text)
     alphabet = _union([re.escape(char) for char in text])
-    return Piece(f'"{quoted}"', True, re.escape(text[:1]), "", not text, text, text, "", f'"{quoted}"', alphabet)
+    return Piece(f'"{quoted}"', True, re.escape(text[:1]), "", not text, text, text, "", True, f'"{quoted}"', alphabet)
 
 
 def regex(rust: str, alphabet: str) -> Piece:
@@ -56,76 +60,103 @@ def rule(source: str, first: str = "", more: str = "") -> Piece:
     return Piece(source, False, first, more, False, head=source)
 
 
-def sequence(pieces: Sequence[Piece], name: Callable[[str], str]) -> Piece:
-    """One after the other. `name` gives a terminal's name for its source."""
+def sequence(pieces: Sequence[Piece]) -> Piece:
+    """One after the other. Raises Ambiguous."""
     joined: list[Piece] = []
-    for piece in pieces:
+    for piece in (part for each in pieces for part in (each.parts if each.kind == "sequence" else [each])):
+        last = joined[-1] if joined else const("")
         if piece.const == "":
             continue
-        if joined and joined[-1].regular and piece.regular:
-            joined[-1] = _regular_sequence(joined[-1], piece)
+        if joined and last.regular and piece.regular:
+            joined[-1] = _regular_sequence(last, piece)
+        elif last.kind == "choice" and piece.const and meets(last.more, piece.first):
+            joined[-1] = choice([sequence([option, piece]) for option in last.parts], apart=last.apart)
         else:
             joined.append(piece)
-    if not joined:
-        return const("")
-    if len(joined) == 1:
-        return joined[0]
+    if len(joined) <= 1:
+        return joined[0] if joined else const("")
     for i, piece in enumerate(joined[:-1]):
-        follows = _first(joined[i + 1 :])
-        if meets(piece.more, follows):
+        if meets(piece.more, _first(joined[i + 1 :])):
             raise Ambiguous
-        if piece.nullable and not piece.regular:
+        if piece.nullable and not piece.regular and not piece.apart:
             _distinct([piece, joined[i + 1]])
     begin, last = joined[0], joined[-1]
     return Piece(
-        f"({' '.join(atom(piece, name) for piece in joined)})",
+        "",
         False,
         _first(joined),
         last.more if not last.nullable else _union([last.more, joined[-2].more]),
         all(piece.nullable for piece in joined),
         lead="" if begin.nullable else begin.lead,
-        after=_union([begin.after, _first(joined[1:])]),
+        after=_union([begin.after, _first(joined[1:])]) if begin.whole else begin.after,
+        whole=begin.whole and all(piece.nullable for piece in joined[1:]),
         head=begin.head,
+        kind="sequence",
+        parts=tuple(joined),
     )
 
 
-def choice(pieces: Sequence[Piece], name: Callable[[str], str]) -> Piece:
-    """One of them."""
-    if len(pieces) == 1:
-        return pieces[0]
-    regular = all(piece.regular for piece in pieces)
-    source = " | ".join(piece.source if regular else atom(piece, name) for piece in pieces)
-    texts = [piece.const for piece in pieces]
-    if all(text is not None for text in texts):
-        longer = {b[len(a)] for a in texts for b in texts if a is not None and b and b != a and b.startswith(a)}
-        more = _union([re.escape(char) for char in sorted(longer)])
-    else:
-        more = ANY if regular else _union([piece.more for piece in pieces])
-    if not regular:
-        _distinct(pieces)
-    first = _union([piece.first for piece in pieces])
-    alphabet = _union([piece.alphabet for piece in pieces])
-    nullable = any(piece.nullable for piece in pieces)
-    return Piece(f"({source})", regular, first, more, nullable, head=source, alphabet=alphabet)
+def choice(pieces: Sequence[Piece], apart: bool = False) -> Piece:
+    """One of them. `apart`: the caller knows that no lexeme hides another. Raises Ambiguous."""
+    options = [part for each in pieces for part in (each.parts if each.kind == "choice" else [each])]
+    if len(options) == 1:
+        return options[0]
+    regular = all(piece.regular for piece in options)
+    if not regular and not apart:
+        _distinct(options)
+    source = f"({' | '.join(piece.source for piece in options)})" if regular else ""
+    lead = _common([piece.lead for piece in options])
+    following = [re.escape(piece.lead[len(lead)]) if piece.lead != lead else piece.after for piece in options]
+    return Piece(
+        source,
+        regular,
+        _union([piece.first for piece in options]),
+        _more_of_choice(options, regular),
+        any(piece.nullable for piece in options),
+        lead=lead,
+        after=_union(following),
+        whole=any(piece.whole and piece.lead == lead for piece in options),
+        head=source or " | ".join(piece.head for piece in options),
+        alphabet=_union([piece.alphabet for piece in options]),
+        kind="" if regular else "choice",
+        parts=() if regular else tuple(options),
+        apart=apart,
+    )
 
 
-def repeat(piece: Piece, least: int, most: int | None, name: Callable[[str], str]) -> Piece:
-    """`least` to `most` times, None is without bound."""
+def repeat(piece: Piece, least: int, most: int | None, apart: bool = False) -> Piece:
+    """`least` to `most` times, None is without bound. Raises Ambiguous."""
     if most == 0 or piece.const == "":
         return const("")
     if not piece.regular and meets(piece.more, piece.first) and most != 1:
         raise Ambiguous
     signs = {(0, 1): "?", (0, None): "*", (1, None): "+", (1, 1): ""}
     sign = signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
-    more = _union([piece.more, piece.first]) if piece.regular and most != 1 else piece.more
-    source = f"({piece.source}){sign}"
-    nullable, head = least == 0 or piece.nullable, source if piece.regular else piece.head
-    return Piece(source, piece.regular, piece.first, more, nullable, None, piece.lead, ANY, head, piece.alphabet)
+    nullable = least == 0 or piece.nullable
+    if not piece.regular:
+        return piece._replace(source=sign, nullable=nullable, kind="repeat", parts=(piece,), apart=apart)
+    source, more = f"({piece.source}){sign}", piece.more if most == 1 else _union([piece.more, piece.first])
+    return Piece(source, True, piece.first, more, nullable, None, piece.lead, ANY, True, source, piece.alphabet)
 
 
-def atom(piece: Piece, name: Callable[[str], str]) -> str:
-    """A piece as a part of a rule."""
-    return name(piece.source) if piece.regular else piece.source
+def render(piece: Piece, name: Callable[[str], str]) -> str:
+    """A piece in a rule of Lark. `name` gives the name of a terminal with a source."""
+    if piece.regular:
+        return name(piece.source)
+    parts = [render(part, name) for part in piece.parts]
+    if piece.kind == "choice":
+        return f"({' | '.join(parts)})"
+    return f"({' '.join(parts)}){piece.source if piece.kind == 'repeat' else ''}" if parts else piece.source
+
+
+def _more_of_choice(options: Sequence[Piece], regular: bool) -> str:
+    texts = [piece.const for piece in options if piece.const is not None]
+    if not regular:
+        return _union([piece.more for piece in options])
+    if len(texts) < len(options):
+        return ANY
+    longer = {b[len(a)] for a in texts for b in texts if b != a and b.startswith(a)}
+    return _union([re.escape(char) for char in sorted(longer)])
 
 
 @cache
@@ -159,8 +190,10 @@ def _regular_sequence(a: Piece, b: Piece) -> Piece:
         alphabet=_union([a.alphabet, b.alphabet]),
     )
     if a.const is not None:
-        return joined._replace(lead=a.const + b.lead, after=b.after if b.lead else b.first)
-    return joined if a.nullable else joined._replace(lead=a.lead, after=a.after)
+        joined = joined._replace(lead=a.const + b.lead, after=b.after if b.lead else b.first, whole=b.nullable)
+    elif not a.nullable:
+        joined = joined._replace(lead=a.lead, after=a.after)
+    return joined._replace(lacks=b.lacks) if a.more == "" else joined
 
 
 def _distinct(pieces: Sequence[Piece]) -> None:
@@ -177,6 +210,12 @@ def _distinct(pieces: Sequence[Piece]) -> None:
             rest = long.lead.removeprefix(short.lead)
             if meets(short.after, re.escape(rest[0]) if rest else long.after):
                 raise Ambiguous
+
+
+def _common(texts: Sequence[str]) -> str:
+    """What all texts begin with."""
+    low, high = min(texts), max(texts)
+    return low[: next((i for i, char in enumerate(low) if high[i] != char), len(low))]
 
 
 def _first(pieces: Sequence[Piece]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from phloem.constraint import Constraint
@@ -34,7 +35,7 @@ def tag_source(constraint: Constraint, special: Mapping[str, int], vocabulary: i
     """
     writer = _Writer(constraint, special, vocabulary)
     tree, at = _tags.parse_at(constraint.value)
-    start = _lexemes.atom(writer.format(tree, at, ()), writer.name)
+    start = _lexemes.render(writer.format(tree, at, ()), writer.name)
     return "\n".join([HEADER, f"start: {start}", *(f"{name}: {body}" for body, name in writer.names.items())])
 
 
@@ -52,22 +53,16 @@ class _Writer:
         return self.names.setdefault(source, f"T{len(self.names)}")
 
     def join(self, pieces: Sequence[Piece], at: str) -> Piece:
-        return self._checked(_lexemes.sequence, pieces, at)
+        with _telling(at):
+            return _lexemes.sequence(pieces)
 
     def one_of(self, pieces: Sequence[Piece], at: str) -> Piece:
-        return self._checked(_lexemes.choice, pieces, at)
+        with _telling(at):
+            return _lexemes.choice(pieces)
 
     def repeated(self, piece: Piece, least: int, most: int | None, at: str) -> Piece:
-        return self._checked(lambda p, name: _lexemes.repeat(p, least, most, name), piece, at)
-
-    def _checked(self, combine: Any, pieces: Any, at: str) -> Piece:
-        try:
-            piece: Piece = combine(pieces, self.name)
-        except Ambiguous:
-            raise _tags.refuse(
-                at, "llguidance cannot tell where one part ends and the next begins; xgrammar can"
-            ) from None
-        return piece
+        with _telling(at):
+            return _lexemes.repeat(piece, least, most)
 
     def format(self, node: dict[str, Any], at: str, ends: Sequence[str]) -> Piece:
         """Any format, by its type."""
@@ -81,7 +76,7 @@ class _Writer:
         for match in self.splitter.finditer(text) if self.splitter else ():
             pieces += [_lexemes.const(text[at : match.start()]), _lexemes.rule(f"<[{self.special[match[0]]}]>")]
             at = match.end()
-        return _lexemes.sequence([*pieces, _lexemes.const(text[at:])], self.name)
+        return _lexemes.sequence([*pieces, _lexemes.const(text[at:])])
 
     def _const_string(self, node: dict[str, Any], at: str, ends: Sequence[str]) -> Piece:
         return self.text(node["value"])
@@ -157,11 +152,13 @@ class _Writer:
             return self._one_tag(node, at)
         barred = [*node["excludes"], *ends]
         plain = [trigger for trigger in node["triggers"] if not self._splits(trigger)]
-        triggered = self.one_of([self._triggered(node, at, trigger, plain, barred) for trigger in node["triggers"]], at)
-        tail = _free_text([*plain, *barred])
+        # No text up to a trigger hides another one, nor text without: all end where the first trigger does.
+        heads = [self._triggered(node, at, trigger, plain, barred) for trigger in node["triggers"]]
+        triggered, tail = _lexemes.choice(heads, apart=True), _free_text([*plain, *barred])
         if node["stop_after_first"]:
-            return self.one_of([triggered, tail], at)
-        loop = [self.repeated(triggered, 0, None, at), tail]
+            return _lexemes.choice([triggered, tail], apart=True)
+        with _telling(at):
+            loop = [_lexemes.repeat(triggered, 0, None, apart=True), tail]
         return self.join([self._one_tag(node, at), *loop] if node["at_least_one"] else loop, at)
 
     def _triggered(
@@ -186,6 +183,16 @@ class _Writer:
         """Where special tokens lie in a text, those that begin before `within`."""
         found = [match.span() for match in self.splitter.finditer(text)] if self.splitter else []
         return [span for span in found if within is None or span[0] < within]
+
+
+@contextmanager
+def _telling(at: str) -> Iterator[None]:
+    """Ambiguity is refused with the place."""
+    try:
+        yield
+    except Ambiguous:
+        why = "llguidance cannot tell where one part ends and the next begins; xgrammar can"
+        raise _tags.refuse(at, why) from None
 
 
 def _free_text(barred: Sequence[str], most: int | None = None) -> Piece:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 if find_spec("llguidance") is None:
     raise ImportError("llguidance is not installed", name="llguidance")
 
-_EXCERPT = re.compile(r"\n\s*\d+ \|.*|<non-verbose/>|\bat 2\(\d+\): |failed to compile JSON schema: ", re.S)
+_EXCERPT = re.compile(
+    r"\n\s*\d+ \|.*|<non-verbose/>|\bat 2\(\d+\): |failed to compile JSON schema: |<backtrace>.*", re.S
+)
 
 
 class LLGuidanceOptions(BaseModel):
@@ -197,7 +199,7 @@ def parser_limits() -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=2000,
+        max_items_in_row=4000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
@@ -210,7 +212,7 @@ def parser_limits() -> LLParserLimits:
 
 def refusal(kind: str, message: str) -> RequestError:
     """The library's message without the excerpt of a source that the user may never have seen."""
-    text = _EXCERPT.sub("", message).strip()
+    text = " ".join(_EXCERPT.sub("", message).split())
     return RequestError(f"{kind}: {text}", hint="simplify it, or use another grammar backend", param=kind)
 
 
