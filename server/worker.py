@@ -55,20 +55,23 @@ class Sender:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._lock = threading.Lock()
+        self._closed = False
         self._socket = context.socket(zmq.PUSH)
         self._socket.set_hwm(0)
         self._socket.linger = LINGER_MS
         self._socket.connect(address)
 
     def send(self, message: Message) -> None:
-        """Queue a message; any thread."""
+        """Queue a message; any thread. After `close`, when a beat or an answer may still come, nothing."""
         data = encode(message)
         with self._lock:
-            self._socket.send(data)
+            if not self._closed:
+                self._socket.send(data)
 
     def close(self) -> None:
         """Flush and close."""
         with self._lock:
+            self._closed = True
             self._socket.close()
 
 

@@ -60,6 +60,7 @@ SECTIONS = {
     "eviction": "cache: {eviction: {use: $name}}",
     "grammar": "grammar: {use: $name}",
     "observer": "observers: [{use: $name}]",
+    "parser": "server: {tool_parser: $name}",
     "sampler": "samplers: [{use: $name}]",
     "schedule": "schedule: {use: $name}",
     "spec": "spec: [{use: $name}]",
@@ -289,6 +290,45 @@ from pydantic import BaseModel, ConfigDict
         return self._toy.compile(params)
 '''
 
+_PARSER = f'''{_HEAD}from collections.abc import Sequence
+from typing import Any
+
+from phloem.interfaces import ParserStream, PluginContext, Tool
+from phloem.testing import FakeParser
+from pydantic import BaseModel, ConfigDict
+{_CLASS.replace("frozenset()", 'frozenset({"tools"})')}
+    special = False  # True: the format's markers are special tokens
+    think: tuple[str, str] | None = None  # what opens and closes a thought; with capability `reasoning`
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self._fake = FakeParser(FakeParser.Options(), context)  # a format of its own: replace it, and keep the test
+
+    @classmethod
+    def matches(cls, template: str) -> bool:
+        """True for the chat templates of your format; `auto` asks built-in parsers only."""
+        return FakeParser.matches(template)
+
+    def stream(self, tools: Sequence[Tool], prompt: str = "") -> ParserStream:
+        """Reads one answer; however the text is cut, the result is the same."""
+        return self._fake.stream(tools, prompt)
+
+    def constraint(self, tools: Sequence[Tool], choice: str, parallel: bool) -> dict[str, Any] | None:
+        """What `stream` reads, as a structural tag."""
+        return self._fake.constraint(tools, choice, parallel)
+
+    def instructions(self, tools: Sequence[Tool], parallel: bool) -> str:
+        """What a model is told, if its template has no place for tools."""
+        return self._fake.instructions(tools, parallel)
+
+    def call_text(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Earlier calls, as `stream` would read them."""
+        return self._fake.call_text(calls)
+
+    def result_text(self, name: str, content: str) -> str:
+        """A tool's answer, as a user's message."""
+        return self._fake.result_text(name, content)
+'''
+
 _API = f'''{_HEAD}from fastapi import APIRouter
 from phloem.interfaces import PluginContext, Service
 from pydantic import BaseModel, ConfigDict
@@ -315,6 +355,7 @@ BODIES = {
     "eviction": (_EVICTION, "EvictionSuite", ""),
     "grammar": (_GRAMMAR, "GrammarSuite", ""),
     "observer": (_OBSERVER, "ObserverSuite", ""),
+    "parser": (_PARSER, "ParserSuite", '    templates = ("<call>",)\n    texts = ("<call>no call</call>",)\n'),
     "sampler": (
         _SAMPLER,
         "SamplerSuite",

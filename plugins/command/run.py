@@ -7,7 +7,7 @@ import sys
 
 from phloem.errors import RequestError
 
-from ._sampling import add_sampling, print_stream, sampling
+from ._sampling import add_constraints, add_sampling, print_stream, sampling
 from ._target import add_target, open_engine
 
 
@@ -20,6 +20,7 @@ class Run:
         parser.add_argument("prompt", nargs="?", help="text to answer (default: read from standard input)")
         parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
         add_sampling(parser, max_tokens=256)
+        add_constraints(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Raises ConfigError, ModelError, RequestError."""
