@@ -173,13 +173,10 @@ class EngineCore:
             self._events.append(_refusal(call.call_id, error))
             return
         self._calls[call.call_id] = requests
-        if ticket.done.done():
-            self._enqueue(call, ticket)
-            return
         self._compiling[call.call_id] = ticket
         for request in requests:
             request.state = State.COMPILING
-        ticket.done.add_done_callback(lambda _: self._enqueue(call, ticket))  # on this thread, by `Grammars`
+        ticket.done.add_done_callback(lambda _: self._enqueue(call, ticket))  # now, or by `Grammars` on this thread
 
     def _enqueue(self, call: GenerateCall, ticket: Ticket) -> None:
         """The call's grammar is ready, or was refused."""
@@ -189,12 +186,12 @@ class EngineCore:
             for request in self._calls[call.call_id]:
                 request.matcher = self.parts.grammars.matcher(compiled, call.params, call.prompt)
                 request.notes += compiled.notes if compiled is not None else []
-                request.state = State.WAITING
         except Exception as error:  # a backend's own, or the refusal of the constraint
             known = error if isinstance(error, PhloemError) else StepError(f"the grammar failed: {error!r}")
             self._fail([call.call_id], known)
             return
         for request in self._calls[call.call_id]:
+            request.state = State.WAITING
             self.scheduler.add(request)
 
     def abort_now(self, call_id: str) -> bool:

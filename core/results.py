@@ -19,6 +19,7 @@ class Output:
     finish_reason: str | None = None  # "stop", "length" or "abort"; None while it runs
     stop_reason: int | str | None = None  # the stop token or string that matched
     logprobs: list[TokenLogprob] | None = None  # one per token of token_ids, where asked for
+    notes: list[str] = field(default_factory=list)  # what was not honoured to the letter, as the request allowed
 
     def add(self, event: Event) -> None:
         """Fold one event of this choice in."""
@@ -27,7 +28,7 @@ class Output:
         if event.logprobs is not None:
             self.logprobs = (self.logprobs or []) + event.logprobs
         if event.finish_reason is not None:
-            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+            self.finish_reason, self.stop_reason, self.notes = event.finish_reason, event.stop_reason, event.notes
 
 
 @dataclass(slots=True)
