@@ -82,20 +82,8 @@ def build_parts(config: Config) -> Parts:
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     check, split = config.engine.check, memory.text
-    return Parts(
-        admission,
-        grammars,
-        inbox,
-        scheduler,
-        ledger,
-        executor,
-        drafting,
-        observers,
-        info,
-        model.tokenizer,
-        split,
-        check,
-    )
+    ends = (drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
+    return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
 
 
 def _device(config: Config) -> torch.device:

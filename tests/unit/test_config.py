@@ -46,9 +46,10 @@ def test_defaults() -> None:
     config = load_config(env={})
     assert (config.model.use, config.model.path) == ("auto", "smollm2-135m")
     assert (config.cache.use, config.cache.page_size, config.cache.eviction.use) == ("radix", 1, "lru")
-    assert (config.schedule.use, config.schedule.chunk, config.grammar.use) == ("lpm", 512, "none")
+    assert (config.schedule.use, config.schedule.chunk, config.grammar.use) == ("lpm", 512, "xgrammar")
     assert config.server.apis == ("openai", "native")
-    assert config.spec == config.observers == config.samplers == ()
+    assert [section.use for section in config.spec] == ["grammar"]  # absent: jump-forward, and nothing else
+    assert load_config(sections={"spec": []}, env={}).spec == config.observers == config.samplers == ()
 
 
 def test_precedence(write: Any) -> None:
@@ -339,7 +340,7 @@ def test_a_missing_capability_quotes_both_lines(write: Any) -> None:
 
 def test_a_requirement_on_what_is_not_configured(write: Any) -> None:
     (problem,) = problems(write("schedule: ./toy.py:Lonely\n"))
-    assert "needs spec with hidden; spec 'none' has none" in problem
+    assert "needs spec with hidden; spec 'grammar' has none" in problem
 
 
 def test_what_only_the_engine_knows_is_checked_then(write: Any) -> None:
