@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,15 +12,17 @@ import torch
 
 from phloem.drafts import Draft
 from phloem.hooks import hookimpl
-from phloem.interfaces import DraftContext, EvictionNode, RowContext
+from phloem.interfaces import DraftContext, EvictionNode, Piece, RowContext, Tool
 from phloem.request import Request
 from phloem.testing import (
     EvictionSuite,
     FakeDrafter,
     FakeObserver,
+    FakeParser,
     FakePolicy,
     FakeProcessor,
     ObserverSuite,
+    ParserSuite,
     SamplerSuite,
     ScheduleSuite,
     SpecSuite,
@@ -182,6 +185,99 @@ def test_sampler() -> None:
         suite(SamplerSuite, Blocks, arguments=arguments).test_edits_in_place()
     with pytest.raises(AssertionError):
         suite(SamplerSuite, Averages, arguments=arguments).test_rows_are_independent()
+
+
+# --- parser
+
+
+class Chunks(FakeParser):
+    """Searches each part by itself, so that a marker over two parts is missed."""
+
+    def stream(self, tools: Sequence[Tool], prompt: str = "") -> Any:
+        class Stream:
+            def push(self, text: str) -> list[Piece]:
+                inner = FakeParser.stream(parser, tools)
+                return inner.push(text) + inner.finish()
+
+            def finish(self) -> list[Piece]:
+                return []
+
+        parser = self
+        return Stream()
+
+
+class Retypes(FakeParser):
+    def call_text(self, calls: Sequence[tuple[str, str]]) -> str:
+        texts = [(name, json.dumps({k: str(v) for k, v in json.loads(text).items()})) for name, text in calls]
+        return super().call_text(texts)
+
+
+class Drops(FakeParser):
+    def stream(self, tools: Sequence[Tool], prompt: str = "") -> Any:
+        stream = super().stream(tools, prompt)
+        stream.finish = lambda: []  # type: ignore[method-assign]
+        return stream
+
+
+class Loose(FakeParser):
+    def constraint(self, tools: Sequence[Tool], choice: str, parallel: bool) -> dict[str, Any] | None:
+        return super().constraint(tools, choice, True)
+
+
+class Unbounded(FakeParser):
+    def constraint(self, tools: Sequence[Tool], choice: str, parallel: bool) -> dict[str, Any] | None:
+        return {"type": "structural_tag", "format": {"type": "any_text"}} if choice != "auto" else None
+
+
+class Recounts(FakeParser):
+    def stream(self, tools: Sequence[Tool], prompt: str = "") -> Any:
+        stream = super().stream(tools, prompt)
+        push = stream.push
+        stream.push = lambda text: [piece._replace(call=0) for piece in push(text)]  # type: ignore[method-assign]
+        return stream
+
+
+class Slow(FakeParser):
+    def stream(self, tools: Sequence[Tool], prompt: str = "") -> Any:
+        stream = super().stream(tools, prompt)
+        push, seen = stream.push, [""]
+
+        def count(text: str) -> list[Piece]:
+            seen[0] += text
+            _ = [*seen[0][::4]]  # looks at everything again
+            return push(text)
+
+        stream.push = count  # type: ignore[method-assign]
+        return stream
+
+
+class Mute(FakeParser):
+    def instructions(self, tools: Sequence[Tool], parallel: bool) -> str:
+        return "Use the tools."
+
+
+def test_parser() -> None:
+    with pytest.raises(AssertionError, match="is not read as its whole"):
+        suite(ParserSuite, Chunks).test_a_stream_is_the_whole_text_however_it_is_cut()
+    with pytest.raises(AssertionError):
+        suite(ParserSuite, Retypes).test_calls_are_read_as_they_are_written()
+    with pytest.raises(AssertionError):
+        suite(ParserSuite, Drops).test_a_call_cut_off_is_not_lost()
+    with pytest.raises(AssertionError, match="is accepted"):
+        suite(ParserSuite, Loose).test_constraints_hold_what_is_read()
+    with pytest.raises(AssertionError):
+        suite(ParserSuite, Unbounded).test_constraints_hold_what_is_read()
+    with pytest.raises(AssertionError, match="calls are numbered as they come"):
+        suite(ParserSuite, Recounts).test_pieces_are_in_order()
+    with pytest.raises(AssertionError):
+        suite(ParserSuite, Mute).test_a_model_is_told_of_its_tools()
+    with pytest.raises(AssertionError):
+        suite(ParserSuite, FakeParser, templates=("{{ tools }}",)).test_templates_are_recognised()
+
+
+def test_a_quadratic_parser_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"\.\.\."):
+        suite(ParserSuite, Slow).test_reading_is_linear()
 
 
 def test_contract() -> None:
