@@ -62,6 +62,7 @@ _TYPES = (
     _case("enum beside maxLength", {"enum": ["a", "aaa"], "maxLength": 2}, ["a"], ["aaa"]),
     _case("const", {"const": {"a": [1, "x"]}}, [{"a": [1, "x"]}], [{"a": [1]}, {}]),
     _case("const text", {"const": 'a"b\\c\né'}, ['a"b\\c\né'], ["a"]),
+    _case("const with a null character", {"const": "a\0b"}, ["a\0b"], ["ab", "a"]),
     _case("enum of texts with quotes", {"enum": ['"', "\\", "/", "\t"]}, ['"', "\\", "/", "\t"], [""]),
 )
 _STRINGS = (
