@@ -110,6 +110,83 @@ class GrammarSuite(PluginSuite):
             assert matcher.accept(start[-1])
             assert allowed(twin) == after
 
+    def test_a_kept_copy_serves_many(self) -> None:
+        """Forks of a matcher that stays at its start all begin there, whatever the ones before did."""
+        for constraint, matcher in self.matchers():
+            start = allowed(matcher)
+            for token in start:
+                walker = matcher.fork()
+                assert allowed(walker) == start, constraint
+                assert walker.accept(token)
+            assert allowed(matcher) == start
+
+    def test_an_end_can_be_taken_back(self) -> None:
+        """After an end token the output is complete and nothing else may follow; `rollback` undoes that too."""
+        rng, ends = random.Random(3), set(TOY_SPEC.eos_token_ids)
+        for constraint, matcher in self.matchers():
+            masks = [allowed(matcher)]
+            while not ends & set(masks[-1]) and len(masks) < 200:
+                assert matcher.accept(rng.choice(masks[-1]))
+                masks.append(allowed(matcher))
+            if len(masks) == 200:
+                continue  # a walk that would not end
+            assert matcher.accept(min(ends)), constraint
+            assert matcher.is_complete()
+            assert set(allowed(matcher)) <= ends
+            assert not any(matcher.accept(token) for token in range(TOY_SPEC.vocab_size) if token not in ends)
+            matcher.rollback(1)
+            assert allowed(matcher) == masks[-1], constraint
+            assert matcher.accept(min(ends))
+            matcher.rollback(len(masks))
+            assert allowed(matcher) == masks[0], constraint
+
+    def test_forced_bytes_begin_every_continuation(self) -> None:
+        """On random walks no allowed token contradicts them, none ends the output before them, and asking is free."""
+        rng, tokenizer = random.Random(4), toy_tokenizer()
+        for constraint, start in self.matchers():
+            for _ in range(5):
+                matcher, due = start.fork(), b""
+                for _ in range(20):
+                    mask, forced = allowed(matcher), matcher.forced()
+                    assert allowed(matcher) == mask, "asking changed the state"
+                    assert forced.startswith(due) or due.startswith(forced), constraint
+                    due = max(due, forced, key=len)
+                    for token in mask:
+                        text = b"" if token in TOY_SPEC.eos_token_ids else tokenizer.token_bytes(token)
+                        assert text or not due, f"{constraint}: {due!r} is due, and the output may end"
+                        assert due[: len(text)] == text[: len(due)], f"{constraint}: {due!r} is due, not {text!r}"
+                    inner = [token for token in mask if token not in TOY_SPEC.eos_token_ids]
+                    if not inner:
+                        break
+                    token = rng.choice(inner)
+                    assert matcher.accept(token)
+                    due = due[len(tokenizer.token_bytes(token)) :]
+
+    def test_what_one_instance_compiled_another_unpacks(self) -> None:
+        """They live in different processes: nothing but the bytes passes from one to the other."""
+        rng, there, here = random.Random(5), self.make(), self.make()
+        for given in self.constraints:
+            constraint = as_constraint(given)
+            compiled = there.compile(constraint)
+            assert isinstance(compiled, bytes)
+            pair = there.matcher(constraint, compiled), here.matcher(constraint, compiled)
+            for _ in range(10):
+                mask = allowed(pair[0])
+                assert allowed(pair[1]) == mask, given
+                if not mask:
+                    break
+                token = rng.choice(mask)
+                assert pair[0].accept(token)
+                assert pair[1].accept(token)
+
+    def test_the_report_points_into_the_constraint(self) -> None:
+        """What will not be enforced is told by JSON pointer and reason."""
+        grammar: Grammar = self.make()
+        for given in self.constraints:
+            for pointer, why in grammar.unenforced(as_constraint(given)):
+                assert pointer.startswith("#"), given
+                assert why
+
     def test_walks_end_in_a_match(self) -> None:
         """Texts written under the mask satisfy the constraint when the end token comes."""
         rng, tokenizer = random.Random(2), toy_tokenizer()
