@@ -110,6 +110,8 @@ class _Rewriter:
         for key, value in schema.items():
             if self._is_idle(key, value, schema):
                 continue
+            if key in ("const", "enum", "required") or (key == "properties" and isinstance(value, dict)):
+                self._check_written(list(value) if key == "properties" else value)
             if key in _NAMED and isinstance(value, dict):
                 exact[key] = {name: self.any(item, depth + 2) for name, item in value.items()}
             else:
@@ -118,6 +120,13 @@ class _Rewriter:
         if patterns and isinstance(exact.get("allOf", []), list):
             exact["allOf"] = [*exact.get("allOf", []), *({"pattern": pattern} for pattern in patterns)]
         return exact
+
+    def _check_written(self, value: Any) -> None:
+        """Raises RequestError for a text in a value that would never be written."""
+        written = json.dumps(value, ensure_ascii=False).replace(r"\\", "")
+        if r"\u00" in written or "\x7f" in written:
+            why = r"a value has a control character, which llguidance would have to write as \u00.."
+            raise RequestError(why, hint="leave it out, or choose another backend", param=self.kind)
 
     def _is_idle(self, key: str, value: Any, schema: Mapping[str, Any]) -> bool:
         """True if a keyword means nothing here; in old drafts what stands beside a reference does not."""

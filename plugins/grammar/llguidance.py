@@ -144,6 +144,8 @@ class LLGuidance:
             grammar = self._source(constraint).encode()
         except UnicodeEncodeError:
             raise RequestError(f"{constraint.kind} has half of a surrogate pair", param=constraint.kind) from None
+        except RecursionError:
+            raise RequestError(f"{constraint.kind} is nested too deeply", param=constraint.kind) from None
         matcher = self.matcher(constraint, grammar)
         row = np.zeros_like(self._end_row)
         matcher.fill(row)
