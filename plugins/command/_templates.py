@@ -277,17 +277,25 @@ class Nothing:
         return [set()]
 '''
 
-_GRAMMAR = f'''{_HEAD}from phloem.interfaces import Matcher, PluginContext
-from phloem.params import SamplingParams
+_GRAMMAR = f'''{_HEAD}from phloem.constraint import Constraint, Unenforced
+from phloem.interfaces import Matcher, PluginContext
 from phloem.testing import ToyGrammar
 from pydantic import BaseModel, ConfigDict
-{_CLASS}
+{_CLASS.replace("frozenset()", 'frozenset({"regex", "choices"})')}
     def __init__(self, options: Options, context: PluginContext) -> None:
         self._toy = ToyGrammar(ToyGrammar.Options(), context)  # exact, slow: replace it, and keep the test
 
-    def compile(self, params: SamplingParams) -> Matcher:
-        """A matcher at its start; RequestError, at arrival, names what cannot be enforced."""
-        return self._toy.compile(params)
+    def unenforced(self, constraint: Constraint) -> list[Unenforced]:
+        """What `compile` would let pass of the constraint, by JSON pointer: refused, unless the request allows it."""
+        return []
+
+    def compile(self, constraint: Constraint) -> bytes:
+        """All of the work, in another process; RequestError says what is wrong with the constraint."""
+        return self._toy.compile(constraint)
+
+    def matcher(self, constraint: Constraint, compiled: bytes) -> Matcher:
+        """A matcher at its start, from what `compile` returned over there."""
+        return self._toy.matcher(constraint, compiled)
 '''
 
 _PARSER = f'''{_HEAD}from collections.abc import Sequence
