@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,14 @@ from grammar_rig import allowed as allowed_of
 
 from phloem.constraint import Constraint
 from phloem.errors import RequestError
-from phloem.interfaces import Grammar, Matcher, PluginContext
+from phloem.interfaces import Grammar, Matcher, PluginContext, TokenizerData
+from phloem.model_spec import LayerSpec, ModelSpec
 from phloem.plugins.grammar import _tags
 from phloem.plugins.grammar.llguidance import LLGuidance
+from phloem.registry import Registry
 from phloem.testing.grammar import allowed, toy_tokenizer
 from phloem.testing.plugin import TOY_SPEC
+from phloem.tokenizer import Tokenizer
 
 Tree = dict[str, Any]
 TEXT: Tree = {"type": "any_text"}
@@ -154,6 +159,38 @@ def test_masks_over_longer_tokens_are_xgrammars() -> None:
         assert ours == theirs, piece
         assert all(walker.accept(tokens[piece]) for walker in walkers)
     assert all(walker.accept(END) for walker in walkers)
+
+
+def test_a_real_vocabulary_as_xgrammar_has_it(hf_folder: Callable[[str], Path]) -> None:
+    """Tokenised texts of a tag, and the same texts broken off or spoilt, are taken to the same token."""
+    data = (hf_folder("smollm2-135m") / "tokenizer.json").read_text()
+    tokenizer = Tokenizer(TokenizerData(data, special_tokens={"eos_token": "<|im_end|>"}))
+    spec = ModelSpec("real", tokenizer.vocab_size, 64, (LayerSpec(1, 4, 4),), eos_token_ids=(2,))
+    tree = triggered(["<tool_call>"], tag('<tool_call>\n{"name": "f", "arguments": ', X, "}\n</tool_call>"))
+    constraint = Constraint(kind="structural_tag", value=json.dumps({"format": tree}))
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": 12}}\n</tool_call>'
+    texts = [
+        "",
+        "Hello, wörld.",
+        f"I call: {call} and {call}",
+        call[:20],
+        call.replace("12", '"12"'),
+        f"{call}x</tool_call>",
+    ]
+    walkers = []
+    for name in ("llguidance", "xgrammar"):
+        plugin: Any = Registry().load("grammar", name)
+        one = plugin(plugin.Options(), PluginContext("grammar", name, model=spec, tokenizer=tokenizer))
+        walkers.append(one.matcher(constraint, one.compile(constraint)))
+    for text in texts:
+        ids = tokenizer.encode(text, add_special=False)
+        ours, theirs = (_accepted(walker.fork(), [*ids, 2]) for walker in walkers)
+        assert ours == theirs, text
+        assert (ours == len(ids) + 1) == (text in (*texts[:3], texts[-1]))
+
+
+def _accepted(walker: Matcher, ids: list[int]) -> int:
+    return next((i for i, token in enumerate(ids) if not walker.accept(token)), len(ids))
 
 
 def test_legacy_form_is_triggered_tags() -> None:
