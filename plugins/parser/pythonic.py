@@ -42,5 +42,5 @@ class Pythonic(FormatParser):
     @classmethod
     def matches(cls, template: str) -> bool:
         """By the words of the templates, or their markers."""
-        words = ("func_name1(", "python list of", "<|python_start|>", "<|tool_call_start|>")
+        words = ("func_name1(", "python list of", "<|python_start|>", "<|tool_call_start|>", "<|tool_list_start|>")
         return any(word in template for word in words)
