@@ -106,8 +106,10 @@ class _Writer:
             raise RequestError(f"{self._where}more than {_MANY} repetitions are refused", param=self._param)
         if not text:
             return ""
-        short = {(0, True): "*", (1, True): "+"}.get((least, endless)) or ("?" if (least, most) == (0, 1) else None)
-        return f"(?:{text})" + (short or f"{{{least},{'' if endless else most}}}")
+        if endless:
+            return f"(?:{text})" + {0: "*", 1: "+"}.get(least, f"{{{least},}}")
+        some = f"(?:{text})" if most == 1 else f"(?:{text}){{{max(least, 1)},{most}}}"
+        return some if least else f"(?:{some}|)"  # a library reads (ab+)? as a?(b+)?
 
     def _members(self, items: Sequence[Any]) -> Ranges:
         ranges: Ranges = []
@@ -127,10 +129,8 @@ class _Writer:
             ranges = [(9, 13), (32, 32)] if ascii_only else _SPACES
             return _inverse(ranges) if negative else ranges
         small = [(48, 57)] if kind == "digit" else _WORD
-        if ascii_only or outside != negative:  # here more is not allowed than Python allows, so all of it counts
-            ranges = small if ascii_only else _unicode_class(kind)
-        else:
-            ranges = small
+        # Where a class takes characters away, all that Python counts in must go.
+        ranges = _unicode_class(kind) if outside != negative and not ascii_only else small
         return _inverse(ranges) if negative else ranges
 
     def _folded(self, ranges: Ranges) -> Ranges:

@@ -35,7 +35,8 @@ _WHITESPACE = 4  # most characters of whitespace at one place under `flexible`
 _DEPTH = 200  # nesting beyond which a schema is refused: the library recurses
 _MANY = 10_000  # of items or characters that a bound may name: rules grow with it
 _MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
-_DATE = f"[0-9]{{4}}-({_MONTHS})"
+_YEAR = "[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3}"
+_DATE = f"({_YEAR})-({_MONTHS})"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 # The library takes 31 February for a date, and 01.2.3.4 for an address.
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -275,7 +276,8 @@ def _lowered(schema: Any, depth: int = 0) -> Any:
     if isinstance(kept.get("pattern"), str):
         kept["pattern"] = f"^{plain(kept['pattern'], 'json_schema', 'pattern: ', in_json=True)}$"
     elif kept.get("format") in _FORMATS:
-        kept["pattern"] = f"^{_FORMATS[kept.pop('format')]}$"
+        pattern = f"^(?:{_FORMATS[kept.pop('format')]})$"
+        kept["pattern"] = f"^{plain(pattern, 'json_schema', in_json=True)}$"
     if isinstance(kept.get("enum"), list) and "type" in kept:
         del kept["type"]  # the walk has judged it
     return kept

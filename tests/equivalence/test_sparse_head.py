@@ -77,7 +77,7 @@ def test_rows_of_few_tokens_are_never_rows_of_the_product(
         columns.append(len(tokens))
         return logits_at(self, hidden, tokens)
 
-    with engine(llama, grammar=GRAMMAR) as running:
+    with engine(llama, grammar=GRAMMAR, spec=[]) as running:
         monkeypatch.setattr(NativeModel, "logits", counted)
         monkeypatch.setattr(NativeModel, "logits_at", counted_at)
         params = SamplingParams(
