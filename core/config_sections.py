@@ -237,12 +237,13 @@ class EngineSection(Section):
 def _known(kind: str, *words: str) -> AfterValidator:
     """Only the server imports these plugins; their names are checked here, against metadata."""
 
-    def check(name: str) -> str:
+    def check(choice: Any) -> Any:
+        name = str(choice.get("use", "") if isinstance(choice, dict) else choice)
         known = [*words, *Registry().names(kind)]
         if ":" not in name and name not in known:
             problem = f"no {kind} plugin is named '{name}' {did_you_mean(name, known)}"
             raise PydanticCustomError("plugin", "{problem}", {"problem": problem})
-        return name
+        return choice
 
     return AfterValidator(check)
 
@@ -256,11 +257,11 @@ class ServerSection(Section):
     """Port to listen on; 0 takes a free one."""
     apis: tuple[Annotated[str, _known("api")], ...] = ("openai", "native")
     """Route sets to mount (plugin kind `api`)."""
-    tool_parser: Annotated[str, _known("parser", "auto", "none")] = "auto"
-    """How calls of tools are written (plugin kind `parser`); `auto` goes by the model's chat template, `none` refuses
-    tools."""
-    reasoning_parser: Annotated[str, _known("parser", "auto", "none")] = "auto"
-    """How thoughts are told from the answer (plugin kind `parser`); `none` leaves them in it."""
+    tool_parser: Annotated[str | dict[str, Any], _known("parser", "auto", "none")] = "auto"
+    """How calls of tools are written: a plugin of kind `parser`, or `{use: NAME, ...}` with its options; `auto` goes by
+    the model's chat template, `none` refuses tools."""
+    reasoning_parser: Annotated[str | dict[str, Any], _known("parser", "auto", "none")] = "auto"
+    """How thoughts are told from the answer, likewise; `none` leaves them in it."""
     api_key: Secret | None = None
     """What clients must send as a bearer token: `{env: NAME}` or `{file: path}`."""
     cors: tuple[str, ...] = ()

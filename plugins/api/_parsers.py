@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from phloem.errors import PluginError, RequestError
 from phloem.interfaces import Parser, ParserStream, PluginContext
-from phloem.registry import Registry, build
+from phloem.registry import Registry
 
 from ._reader import Hidden, Reader
 from ._tools import Toolset
@@ -28,6 +30,8 @@ _PROBE_TOOL = {
     "function": {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}},
 }
 _NINE = re.compile(r"length\s*!=\s*9\b")  # Mistral's templates insist on ids of nine characters
+
+Choice = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +94,18 @@ class Formats:
 class Parsers:
     """The parsers that the configuration names; `auto` is settled when there is a model."""
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        """`names`: for `tools` and `reasoning` each auto, none, or a plugin. Raises PluginError if one cannot load."""
-        self._names = {role: names.get(role, "auto") for role in _AUTO}
+    def __init__(self, choices: Mapping[str, Choice]) -> None:
+        """For `tools` and `reasoning` each auto, none, a plugin's name, or a mapping of `use` and the plugin's options.
+
+        Raises PluginError for what cannot be loaded.
+        """
+        self._choices = {role: choices.get(role, "auto") for role in _AUTO}
         self._built: dict[str, Parser] = {}
         self._formats: tuple[Tokenizer, Formats] | None = None
-        for role, name in self._names.items():
-            if name not in ("auto", "none") and role not in self._parser(name).capabilities:
-                raise PluginError(f"server.{'tool' if role == 'tools' else role}_parser: '{name}' reads no {role}")
+        for role, choice in self._choices.items():
+            if choice not in ("auto", "none") and role not in self._parser(choice).capabilities:
+                where = f"server.{'tool' if role == 'tools' else role}_parser"
+                raise PluginError(f"{where}: '{_name(choice)}' reads no {role}")
 
     def formats(self, tokenizer: Tokenizer) -> Formats:
         """What is known of the model; the first call for a tokenizer imports parsers and renders probes."""
@@ -107,7 +115,7 @@ class Parsers:
 
     def _found(self, tokenizer: Tokenizer) -> Formats:
         template = tokenizer.chat_template or ""
-        tools, reasoning = (self._named(role, name, template) for role, name in self._names.items())
+        tools, reasoning = (self._chosen(role, choice, template) for role, choice in self._choices.items())
         special = [tokenizer.token_text(token) for token in sorted(tokenizer.special_ids)]
         return Formats(
             tools=tools,
@@ -119,11 +127,11 @@ class Parsers:
             hidden=Hidden(special) if special else None,
         )
 
-    def _named(self, role: str, name: str, template: str) -> Parser | None:
-        if name == "none":
+    def _chosen(self, role: str, choice: Choice, template: str) -> Parser | None:
+        if choice == "none":
             return None
-        if name != "auto":
-            return self._parser(name)
+        if choice != "auto":
+            return self._parser(choice)
         for candidate in _AUTO[role]:
             cls: type[Any] = Registry().load("parser", candidate)
             if role in cls.capabilities and cls.matches(template):
@@ -132,11 +140,33 @@ class Parsers:
                     return parser
         return self._parser(_ANY_TOOLS) if role == "tools" else None
 
-    def _parser(self, name: str) -> Parser:
-        """The parser of a name; one object, be it for both roles."""
-        if name not in self._built:
-            self._built[name] = build("parser", name, PluginContext("parser", name))
-        return self._built[name]
+    def _parser(self, choice: Choice) -> Parser:
+        """The parser of a choice; one object, be it for both roles."""
+        key = repr(choice)
+        if key not in self._built:
+            self._built[key] = _build(choice)
+        return self._built[key]
+
+
+def _name(choice: Choice) -> str:
+    return choice if isinstance(choice, str) else str(choice.get("use"))
+
+
+def _build(choice: Choice) -> Parser:
+    """Raises PluginError, also for options that the plugin does not have."""
+    name = _name(choice)
+    given = {} if isinstance(choice, str) else {key: value for key, value in choice.items() if key != "use"}
+    cls: type[Any] = Registry().load("parser", name)
+    try:
+        options = cls.Options.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise PluginError(f"parser plugin '{name}': {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    try:
+        parser: Parser = cls(options, PluginContext("parser", name))
+    except Exception as error:
+        raise PluginError(f"parser plugin '{name}' failed to start: {type(error).__name__}: {error}") from error
+    return parser
 
 
 def _thinks(parser: Parser, template: str) -> bool:

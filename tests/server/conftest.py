@@ -81,7 +81,7 @@ async def serving(
     max_body: int = 100_000,
     api_key: str | None = None,
     cors: tuple[str, ...] = (),
-    parsers: dict[str, str] | None = None,
+    parsers: dict[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, InProcess, Gate]]:
     """A client of an application on an echo engine."""

@@ -10,7 +10,8 @@ import httpx
 import pytest
 from test_openai_api import events, post, refused
 
-from phloem.errors import PluginError
+from phloem.config import load_config
+from phloem.errors import ConfigError, PluginError
 from phloem.interfaces import PluginContext
 from phloem.plugins.api.openai import OpenAIApi
 
@@ -328,6 +329,14 @@ def test_two_parsers_one_after_the_other(run: Run) -> None:
     assert message["content"] is None
 
 
+def test_a_parser_with_options(run: Run) -> None:
+    """Answers that begin within a thought, of a model whose prompt does not show it."""
+    names = {"reasoning": {"use": "think", "opened": True}}
+    message = chat(run, {"tools": TOOLS}, f"Hm.</think>{NOW}", parsers=names)["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert len(message["tool_calls"]) == 1
+
+
 def test_a_parser_of_a_third_party(run: Run) -> None:
     names = {"tools": "shouting_parser:Shouting"}
     message = chat(run, {"tools": TOOLS}, "CALL now!", parsers=names)["choices"][0]["message"]
@@ -335,7 +344,7 @@ def test_a_parser_of_a_third_party(run: Run) -> None:
 
 
 def test_parsers_are_loaded_with_the_api_if_they_are_named() -> None:
-    def made(**names: str) -> OpenAIApi:
+    def made(**names: Any) -> OpenAIApi:
         return OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": names}))
 
     made(tools="hermes", reasoning="think")
@@ -345,6 +354,24 @@ def test_parsers_are_loaded_with_the_api_if_they_are_named() -> None:
         made(reasoning="generic")
     with pytest.raises(PluginError, match="no parser plugin is named 'hermess'"):
         made(tools="hermess")
+    with pytest.raises(PluginError, match="parser plugin 'think': open: Extra inputs are not permitted"):
+        made(reasoning={"use": "think", "open": True})
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("hermess", "server.tool_parser: no parser plugin is named 'hermess' (did you mean 'hermes'?)"),
+        ("{uses: think}", "server.tool_parser: no parser plugin is named ''"),
+        ("[hermes]", "must be a valid string"),
+    ],
+)
+def test_the_configuration_knows_parsers(value: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(sets=[f"server.tool_parser={value}"], env={})
+    assert problem in str(caught.value)
+    for fine in ("none", "mine.parsers:Mine", "{use: hermes, opened: true}"):
+        load_config(sets=[f"server.reasoning_parser={fine}"], env={})
 
 
 # --- refusals
