@@ -100,6 +100,7 @@ class Parsers:
         Raises PluginError for what cannot be loaded.
         """
         self._choices = {role: choices.get(role, "auto") for role in _AUTO}
+        self._registry = Registry()
         self._built: dict[str, Parser] = {}
         self._formats: tuple[Tokenizer, Formats] | None = None
         for role, choice in self._choices.items():
@@ -133,7 +134,7 @@ class Parsers:
         if choice != "auto":
             return self._parser(choice)
         for candidate in _AUTO[role]:
-            cls: type[Any] = Registry().load("parser", candidate)
+            cls = self._registry.load("parser", candidate)
             if role in cls.capabilities and cls.matches(template):
                 parser = self._parser(candidate)
                 if role == "tools" or _thinks(parser, template):
@@ -144,7 +145,7 @@ class Parsers:
         """The parser of a choice; one object, be it for both roles."""
         key = repr(choice)
         if key not in self._built:
-            self._built[key] = _build(choice)
+            self._built[key] = _build(self._registry, choice)
         return self._built[key]
 
 
@@ -152,11 +153,11 @@ def _name(choice: Choice) -> str:
     return choice if isinstance(choice, str) else str(choice.get("use"))
 
 
-def _build(choice: Choice) -> Parser:
+def _build(registry: Registry, choice: Choice) -> Parser:
     """Raises PluginError, also for options that the plugin does not have."""
     name = _name(choice)
     given = {} if isinstance(choice, str) else {key: value for key, value in choice.items() if key != "use"}
-    cls: type[Any] = Registry().load("parser", name)
+    cls = registry.load("parser", name)
     try:
         options = cls.Options.model_validate(given)
     except ValidationError as error:

@@ -11,6 +11,7 @@ from phloem.errors import RequestError
 from phloem.interfaces import Tool
 
 from ._message_schema import AllowedTools, ToolBody, ToolChoice
+from ._shapes import MOST_DEPTH, depth, misshapen
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _MOST_TOOLS = 1024
@@ -92,6 +93,11 @@ def _tool(body: ToolBody, where: str) -> Tool:
     parameters = function.parameters
     if parameters is not None and parameters.get("type", "object") != "object":
         raise RequestError(f'{where}.parameters must be a JSON schema of type "object"', param="tools")
+    if depth(parameters) > MOST_DEPTH:
+        raise RequestError(f"{where}.parameters is nested more than {MOST_DEPTH} levels deep", param="tools")
+    problem = misshapen(parameters or {})
+    if problem is not None:
+        raise RequestError(f"{where}.parameters is no JSON schema: {problem}", param="tools")
     empty = {"type": "object", "properties": {}}
     return Tool(function.name, function.description or "", parameters or empty, bool(function.strict))
 

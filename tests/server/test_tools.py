@@ -386,6 +386,14 @@ def result(**more: Any) -> dict[str, Any]:
     return {"messages": [*ROUND[:3], {"role": "tool", "tool_call_id": "call_1", "content": "1"} | more]}
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A schema that is no problem for JSON, and one for what recurs."""
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"properties": schema}
+    return schema
+
+
 ALLOWED = {"type": "allowed_tools"}
 NO_TOOLS = {"mode": "auto", "tools": []}
 OBJECT = {"type": "json_object"}
@@ -407,6 +415,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool("auto")]}, "tools", "a word of tool_choice"),
     ({"tools": [tool("a"), tool("a")]}, "tools", "two tools are named 'a'"),
     ({"tools": [tool("a", parameters={"type": "array"})]}, "tools", "must be a JSON schema of type"),
+    ({"tools": [tool("a", parameters=deep(200))]}, "tools", "nested more than 128 levels deep"),
     ({"tools": [tool("a", parameter={})]}, "tools[].function.parameter", "did you mean 'parameters'"),
     ({"tools": [tool("a")] * 1025}, "tools", "two tools"),
     ({"tools": [tool(f"f{i}") for i in range(1025)]}, "tools", "1025 tools are given, at most 1024"),
@@ -445,6 +454,35 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"think_tokens": 5}, "think_tokens", "no reasoning parser knows"),
     ({"think_tokens": 5, "thinking_budget": 6, "think_end": "x"}, "thinking_budget", "differ"),
 ]
+
+
+MISSHAPEN: list[tuple[dict[str, Any], str]] = [
+    ({"type": ["object", "null"]}, 'must be a JSON schema of type "object"'),
+    ({"properties": 5}, "is no JSON schema: #/properties must be an object"),
+    ({"properties": {"a": 5}}, "#/properties/a is no schema"),
+    ({"properties": {"a": {"type": 5}}}, "#/properties/a/type must be a name, or a list of names"),
+    ({"properties": {"a": {"type": ["string", 5]}}}, "#/properties/a/type must be a name"),
+    ({"required": [5]}, "#/required must be a list of names"),
+    ({"$defs": {"a": {"anyOf": [{"enum": []}]}}}, "#/$defs/a/anyOf/0/enum must be a list that is not empty"),
+    ({"items": [{"items": 5}]}, "#/items/0/items is no schema"),
+    ({"properties": {"a": {"minItems": "x"}}}, "#/properties/a/minItems must be a whole number, 0 or more"),
+    ({"additionalProperties": {"maxLength": -1}}, "#/additionalProperties/maxLength must be a whole number"),
+    ({"not": {"$ref": 5}}, "#/not/$ref must be a text"),
+]
+
+
+def test_parameters_that_are_no_schema(run: Run) -> None:
+    """Every parser would choke on one or another of these."""
+
+    async def test(client: httpx.AsyncClient, *_: Any) -> None:
+        for schema, words in MISSHAPEN:
+            body = {"messages": USER, "tools": [tool("f", parameters=schema)], "max_tokens": 1}
+            refused(await client.post("/v1/chat/completions", json=body), "tools", words)
+        fine: dict[str, Any] = {"type": "object", "properties": {"type": {"const": 5}, "enum": True, "items": {}}}
+        body = {"messages": USER, "tools": [tool("f", parameters=fine)], "max_tokens": 1}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+    run(test, **WIDE)
 
 
 @pytest.mark.parametrize(
