@@ -16,23 +16,21 @@ from .request import Request
 CANONICAL = "forced text was accepted without asking the model (forcing: canonical)"
 
 log = logging.getLogger(__name__)
+Named = Sequence[tuple[str, Drafter]]
 
 
 class Drafting:
     """All drafters of an engine, in the order of `spec:`, behind one `propose`. Earlier ones have first claim."""
 
-    def __init__(self, drafters: Sequence[tuple[str, Drafter]], vocab_size: int) -> None:
+    def __init__(self, drafters: Named, vocab_size: int) -> None:
         self.drafters = tuple(drafters)
         self.vocab_size = vocab_size
         self.failures: Counter[str] = Counter()
 
     def active(self, request: Request) -> bool:
         """True if any drafter may still propose for the request. Some do under a grammar only."""
-        free = request.matcher is None
-        return any(
-            name not in request.drafters_off and not (free and "constrained" in _capabilities(drafter))
-            for name, drafter in self.drafters
-        )
+        left = (drafter for name, drafter in self.drafters if name not in request.drafters_off)
+        return any(request.matcher is not None or "constrained" not in _capabilities(drafter) for drafter in left)
 
     def propose(self, request: Request, budget: int) -> Draft | None:
         """One tree of at most `budget` nodes from all drafters, or None. Called once per decode segment and step."""
@@ -55,32 +53,30 @@ class Drafting:
         leaders = [pair for pair in self.drafters if "leads" in _capabilities(pair[1])]
         followers = [pair for pair in self.drafters if pair not in leaders]
         lead = self._merged(leaders, request, context, budget)
-        if not followers or (lead is not None and len(lead) >= budget):
+        if not followers or (room := budget - len(lead or ())) < 1:
             return lead
         chain = lead.tokens if lead is not None and lead.is_chain else ()
-        matcher = request.matcher
-        taken = 0
-        try:
-            if matcher is not None and chain:
-                taken = next((i for i, token in enumerate(chain) if not matcher.accept(token)), len(chain))
-            if taken == len(chain):
-                context = replace(context, tokens=context.tokens + array("i", chain)) if chain else context
-                rest = self._merged(followers, request, context, budget - len(chain))
-                lead = _joined(chain, lead, rest)
-        finally:
-            if matcher is not None and taken:
-                matcher.rollback(taken)
-        return lead
+        matcher = Borrowed(request.matcher) if request.matcher is not None else None
+        context = replace(context, tokens=context.tokens + array("i", chain), matcher=matcher)
+        if matcher is not None and not all(map(matcher.accept, chain)):
+            raise ValueError("it refuses what it has accepted")
+        rest = self._merged(followers, request, context, room)
+        if matcher is not None:
+            matcher.restore()
+        return merge([one for one in (lead, rest.behind(chain) if rest and chain else rest) if one], budget) or None
 
-    def _merged(
-        self, drafters: Sequence[tuple[str, Drafter]], request: Request, context: DraftContext, budget: int
-    ) -> Draft | None:
+    def _merged(self, drafters: Named, request: Request, context: DraftContext, budget: int) -> Draft | None:
         """What some drafters propose together, without what the grammar refuses."""
-        asked = ((name, drafter) for name, drafter in drafters if name not in request.drafters_off)
-        drafts = [draft for name, drafter in asked if (draft := self._ask(name, drafter, request, context, budget))]
-        if request.matcher is not None:
-            drafts = [kept for draft in drafts if (kept := _allowed(draft, request.matcher))]
-        return merge(drafts, budget) if drafts else None
+        matcher = Borrowed(context.matcher) if context.matcher is not None else None
+        context = replace(context, matcher=matcher)
+        drafts = []
+        for name, drafter in drafters:
+            draft = self._ask(name, drafter, request, context, budget) if name not in request.drafters_off else None
+            if matcher is not None:
+                matcher.restore()
+                draft = draft and _allowed(draft, matcher, request.stop_ids)
+            drafts += [draft] if draft else []
+        return merge(drafts, budget) or None
 
     def _ask(self, name: str, drafter: Drafter, request: Request, context: DraftContext, budget: int) -> Draft | None:
         try:
@@ -109,37 +105,53 @@ def _capabilities(drafter: Drafter) -> frozenset[str]:
     return getattr(drafter, "capabilities", frozenset())
 
 
-def _joined(chain: Sequence[int], lead: Draft | None, rest: Draft | None) -> Draft | None:
-    """The leader's chain, and what the others hang on its end."""
-    if lead is None or rest is None:
-        return lead or rest
-    above = len(chain)
-    parents = (*lead.parents, *(parent + above for parent in rest.parents))
-    return Draft((*lead.tokens, *rest.tokens), parents, forced=lead.forced)
+class Borrowed:
+    """A matcher in the hands of drafters: `restore` takes back whatever they have left accepted."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher, self._taken = matcher, 0
+        self.fill, self.forced, self.is_complete = matcher.fill, matcher.forced, matcher.is_complete
+        self.fork = matcher.fork
+
+    def accept(self, token: int) -> bool:
+        """Counted."""
+        accepted = self._matcher.accept(token)
+        self._taken += accepted
+        return accepted
+
+    def rollback(self, tokens: int) -> None:
+        """Of what was accepted here only."""
+        if tokens > self._taken:
+            raise ValueError(f"{tokens} tokens to take back, but only {self._taken} were accepted")
+        self._matcher.rollback(tokens)
+        self._taken -= tokens
+
+    def restore(self) -> None:
+        """To where the matcher stood."""
+        if self._taken:
+            self.rollback(self._taken)
 
 
-def _allowed(draft: Draft, matcher: Matcher) -> Draft | None:
-    """The draft without nodes that the grammar refuses, and without what follows them: their rows would be wasted."""
+def _allowed(draft: Draft, matcher: Borrowed, stop_ids: frozenset[int]) -> Draft:
+    """The draft without nodes that the grammar refuses or that end the text, and without what follows them."""
     kept: list[int] = []
-    path: list[int] = []
+    stands: list[int] = []  # the path that the matcher has accepted
     for node, parent in enumerate(draft.parents):
-        if parent >= 0 and parent not in kept:
+        if (parent >= 0 and parent not in kept) or draft.tokens[node] in stop_ids:
             continue
-        while path and path[-1] != parent:
-            path.pop()
-            matcher.rollback(1)
-        if parent >= 0 and not path:  # back down to a node whose subtree was left
-            path = draft.path(parent)
+        path = draft.path(parent)
+        if stands != path:
+            matcher.restore()
             for above in path:
                 matcher.accept(draft.tokens[above])
+        stands = path
         if matcher.accept(draft.tokens[node]):
-            path.append(node)
+            stands = [*path, node]
             kept.append(node)
-    if path:
-        matcher.rollback(len(path))
+    matcher.restore()
     if len(kept) == len(draft):
         return draft
     place = {node: i for i, node in enumerate(kept)} | {-1: -1}
-    tokens, parents = [draft.tokens[node] for node in kept], [place[draft.parents[node]] for node in kept]
-    forced = next((i for i, node in enumerate(kept) if i != node), len(kept))
-    return Draft(tuple(tokens), tuple(parents), forced=min(draft.forced, forced)) if kept else None
+    parents = tuple(place[draft.parents[node]] for node in kept)
+    forced = sum(i == node < draft.forced for i, node in enumerate(kept))
+    return Draft(tuple(draft.tokens[node] for node in kept), parents, forced=forced)

@@ -52,6 +52,8 @@ class Draft:
             if (parent, token) in seen:
                 return f"node {i} repeats token {token} under parent {parent}"
             seen.add((parent, token))
+        if not self.truncated(self.forced).is_chain:
+            return f"the first {self.forced} nodes are forced, but no chain"
         return None
 
     def depths(self) -> list[int]:
@@ -78,6 +80,12 @@ class Draft:
             path.append(node)
             node = self.parents[node]
         return path[::-1]
+
+    def behind(self, chain: Sequence[int]) -> Draft:
+        """This tree at the end of `chain`."""
+        above = len(chain)
+        parents = (*range(-1, above - 1), *(parent + above for parent in self.parents))
+        return Draft((*chain, *self.tokens), parents)
 
     def truncated(self, keep: int) -> Draft:
         """The first `keep` nodes; parents precede children, so the rest is still a tree."""
@@ -112,4 +120,4 @@ def merge(drafts: Sequence[Draft], budget: int) -> Draft:
                 tokens.append(token)
                 parents.append(at)
             where.append(node)
-    return Draft(tuple(tokens), tuple(parents), forced=min(drafts[0].forced, budget))
+    return Draft(tuple(tokens), tuple(parents), forced=min(drafts[0].forced, budget) if drafts else 0)
