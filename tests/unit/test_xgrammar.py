@@ -90,9 +90,7 @@ def test_regexes_mean_what_python_means(xgrammar: XGrammar, pattern: str, texts:
     [
         ("regex", "a(?=b)"),
         ("regex", "("),
-        ("json_schema", '{"type": "array", "maxItems": 1000000000}'),
         ("json_schema", '{"enum": []}'),
-        ("json_schema", '{"items":' * 300 + "true" + "}" * 300),
         ("ebnf", "root ::= nothing"),
     ],
 )
