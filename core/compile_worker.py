@@ -14,16 +14,18 @@ import os
 import resource
 import select
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
 
 from .constraint import Constraint, Unenforced
 from .errors import PhloemError, RequestError
-from .interfaces import Grammar, PluginContext, TokenizerData
+from .interfaces import Grammar, Matcher, PluginContext, TokenizerData
 from .messages import ErrorInfo
 from .model_spec import ModelSpec
 from .registry import Registry, construct
@@ -32,7 +34,9 @@ from .writer import error_info
 
 _DIALECTS = {"ebnf": "xgrammar", "lark": "llguidance"}  # whose own language a kind of constraint is
 _SHOWN = 8  # things that one refusal lists
-_NICENESS = 10  # the engine's threads come first
+_SLOW_S = 0.5  # CPU seconds for one mask and one forced text, which the engine's loop would have to spend
+_JOIN_S = 60.0  # for threads that a backend's constructor started: a process must not fork beside them
+_HASTE_S, _HASTE_SHARE = 2.0, 0.01  # compiling beside the engine as its equal, at most and regained per second
 _LONGEST = 4000  # characters of an error: some quote the whole constraint
 _CHUNK = 1 << 20
 
@@ -83,17 +87,19 @@ def build_backends(choices: Sequence[Choice], model: ModelSpec, tokenizer: Token
     return backends
 
 
-def compile_with(backends: Mapping[str, Grammar], names: Sequence[str], constraint: Constraint) -> Answer:
+def compile_with(backends: Mapping[str, Grammar], names: Sequence[str], constraint: Constraint, vocab: int) -> Answer:
     """Compile with the first named backend that enforces all of the constraint, or, not `strict`, that compiles it.
 
-    Raises RequestError saying what each lacks.
+    What it made is tried out. Raises RequestError saying what each lacks.
     """
     refusals: list[RequestError] = []
     for name in names:
         try:
             missing = _unenforced(backends, name, constraint)
             notes = [f"not enforced by {name}: {pointer}: {why}" for pointer, why in missing]
-            return Answer(name, backends[name].compile(constraint), notes)
+            compiled = backends[name].compile(constraint)
+            _try_out(backends[name].matcher(constraint, compiled).fork(), name, constraint.kind, vocab)
+            return Answer(name, compiled, notes)
         except RequestError as error:
             refusals.append(error)
     if len(refusals) == 1:
@@ -119,6 +125,16 @@ def _unenforced(backends: Mapping[str, Grammar], name: str, constraint: Constrai
         hint = f"leave it out, try another backend ({hint}), or allow it with strict: false"
         raise RequestError(f"{name} cannot enforce all of this {kind}: {listed}{more}", hint=hint, param=kind)
     return missing
+
+
+def _try_out(matcher: Matcher, name: str, kind: str, vocab: int) -> None:
+    """One token's work; RequestError if the engine could not do it within a step."""
+    begin = time.thread_time()
+    matcher.fill(np.empty((vocab + 31) // 32, dtype=np.int32))
+    matcher.forced()
+    if (took := time.thread_time() - begin) > _SLOW_S:
+        problem = f"{name} takes {took:.1f} s for one token under this {kind}"
+        raise RequestError(problem, hint="simplify it, or use another grammar backend", param=kind)
 
 
 # --- frames
@@ -154,35 +170,42 @@ def main() -> None:
     """Serve one engine: `python -c "from phloem.compile_worker import main; main()"`."""
     out = os.dup(1)
     os.dup2(2, 1)  # libraries that print must not write into the answers
-    os.nice(_NICENESS)
     if (data := read_frame(0)) is None:
         return
     setup = msgspec.msgpack.decode(data, type=Setup)
     try:
         backends = build_backends(setup.choices, setup.model, Tokenizer(setup.tokenizer))
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
     except Exception as error:
         write_frame(out, _encoded(error))
         return
     write_frame(out, msgspec.msgpack.encode(Answer()))
+    haste, idle_since = _HASTE_S, time.monotonic()
     while (data := read_frame(0)) is not None:
         if not data:
             continue  # the order given up was answered already
-        answer = _Compilation(setup, backends, msgspec.msgpack.decode(data, type=Order)).answer()
+        begin = time.monotonic()
+        haste = min(_HASTE_S, haste + (begin - idle_since) * _HASTE_SHARE)
+        answer = _Compilation(setup, backends, msgspec.msgpack.decode(data, type=Order), haste).answer()
+        idle_since = time.monotonic()
+        haste = max(0.0, haste - (idle_since - begin))
         if answer is None:
             return
         write_frame(out, answer)
 
 
 class _Compilation:
-    """One order, in a process of its own."""
+    """One order, in a process of its own; after `haste` seconds it runs only where the engine leaves a CPU idle."""
 
-    def __init__(self, setup: Setup, backends: Mapping[str, Grammar], order: Order) -> None:
-        self._what, self._timeout_s = f"compiling this {order.constraint.kind}", setup.timeout_s
+    def __init__(self, setup: Setup, backends: Mapping[str, Grammar], order: Order, haste: float) -> None:
+        self._what, self._timeout_s, self._haste = f"compiling this {order.constraint.kind}", setup.timeout_s, haste
         self._param = order.constraint.kind
         self._pipe, end = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
-            _compile(end, setup.memory, backends, order)
+            _compile(end, setup, backends, order)
         os.close(end)
 
     def answer(self) -> bytes | None:
@@ -204,36 +227,40 @@ class _Compilation:
 
     def _wait(self) -> tuple[bytearray, str]:
         """What the process wrote until it was through, and why it was not waited for any longer."""
-        deadline, data = time.monotonic() + self._timeout_s, bytearray()
+        begin, data = time.monotonic(), bytearray()
         poll = select.poll()
         for pipe in (0, self._pipe):
             poll.register(pipe, select.POLLIN)
-        while ready := [pipe for pipe, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]:
-            if 0 in ready:  # the engine gives it up, or ended
-                return data, "gone" if read_frame(0) is None else "given up"
-            if not (chunk := os.read(self._pipe, _CHUNK)):
-                return data, ""
-            data += chunk
+        for limit in (min(self._haste, self._timeout_s), self._timeout_s):
+            while ready := [pipe for pipe, _ in poll.poll(max(0.0, begin + limit - time.monotonic()) * 1000)]:
+                if 0 in ready:  # the engine gives it up, or ended
+                    return data, "gone" if read_frame(0) is None else "given up"
+                if not (chunk := os.read(self._pipe, _CHUNK)):
+                    return data, ""
+                data += chunk
+            os.setpriority(os.PRIO_PROCESS, self._pid, 19)
         return data, "late"
 
     def _refusal(self, problem: str, hint: str, timeout: bool = False) -> bytes:
         return _encoded(RequestError(problem, hint=hint, param=self._param), timeout=timeout)
 
 
-def _compile(pipe: int, memory: int, backends: Mapping[str, Grammar], order: Order) -> NoReturn:
+def _compile(pipe: int, setup: Setup, backends: Mapping[str, Grammar], order: Order) -> NoReturn:
     """The life of the forked process."""
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         kind = order.constraint.kind
         try:
-            _limit(memory)
-            answer = msgspec.msgpack.encode(compile_with(backends, order.names, order.constraint))
+            _limit(setup.memory)
+            answer = msgspec.msgpack.encode(
+                compile_with(backends, order.names, order.constraint, setup.model.vocab_size)
+            )
         except RequestError as error:
             answer = _encoded(error, verdict=True)
         except RecursionError:
             answer = _encoded(RequestError(f"this {kind} is nested too deeply", param=kind), verdict=True)
         except MemoryError:
-            problem = f"compiling this {kind} takes more memory than the {memory} bytes allowed"
+            problem = f"compiling this {kind} takes more memory than the {setup.memory} bytes allowed"
             hint = "simplify it, or raise grammar.memory"
             answer = _encoded(RequestError(problem, hint=hint, param=kind))
         except BaseException as error:  # a Rust library's panic is no Exception

@@ -20,7 +20,7 @@ from .results import as_exception
 from .thinking import Thinking, Thought
 from .tokenizer import Tokenizer
 
-_ENTRY_BYTES = 4096  # least size of what is kept: libraries hold more than what they store
+_ENTRY_BYTES = 32 * 1024  # of each that is kept, beside its size: libraries hold more than what they store
 
 Key = tuple[tuple[str, ...], Constraint]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -123,6 +124,35 @@ def test_whatever_goes_wrong_is_the_job_s_own_error(rig: Rig, deed: str, words: 
     assert words in answer.error.message
     assert (answer.error.kind, answer.verdict, answer.timeout) == (kind, verdict, False)
     assert rig.compiled("a").size == 1
+
+
+def test_what_would_take_the_engine_too_long_is_found_out_here(rig: Rig) -> None:
+    answer = rig.refused("slow")
+    assert answer.error is not None
+    assert re.fullmatch(r"wild takes 0\.[67] s for one token under this regex", answer.error.message)
+    assert answer.verdict
+
+
+def test_a_long_compilation_gives_way_to_the_engine(rig: Rig) -> None:
+    def niceness(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
+
+    job = rig.submit("!backtrack")
+    until(lambda: computing() != [])
+    [pid] = computing()
+    until(lambda: niceness(pid) == 19, 5)
+    parent = processes()[pid][0]
+    assert niceness(parent) == niceness(os.getpid())
+    job.give_up()
+    rig.next()
+
+
+def test_a_process_waits_for_threads_that_a_constructor_started() -> None:
+    rig = Rig(use=f"{WILD}:Threaded")
+    try:
+        assert rig.compiled("a").size == 1
+    finally:
+        rig.pool.close()
 
 
 def test_errors_are_cut_where_they_quote_a_whole_constraint(rig: Rig) -> None:

@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from phloem.constraint import Constraint, Unenforced
@@ -17,15 +20,30 @@ from phloem.interfaces import PluginContext
 from phloem.testing.toy_grammar import ToyGrammar, ToyMatcher
 
 
+IN_ENGINE = "pytest" in sys.modules
+
+
 class Panic(BaseException):
     """As pyo3 raises it for a library that panics: no Exception."""
 
 
 class BrokenMatcher(ToyMatcher):
-    """Cannot be copied."""
+    """Cannot be copied in the engine, though it could where it was compiled."""
 
     def fork(self) -> ToyMatcher:
+        if not IN_ENGINE:
+            return super().fork()
         raise ArithmeticError("no copies")
+
+
+class SlowMatcher(ToyMatcher):
+    """Takes its time for a mask."""
+
+    def fill(self, row: npt.NDArray[np.int32]) -> None:
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.6:
+            pass
+        super().fill(row)
 
 
 def backtrack() -> None:
@@ -94,7 +112,9 @@ class Wild(ToyGrammar):
         made = super().matcher(constraint, compiled)
         if constraint.value == "broken":
             made.__class__ = BrokenMatcher
-        elif constraint.value == "unreadable":
+        elif constraint.value == "slow":
+            made.__class__ = SlowMatcher
+        elif constraint.value == "unreadable" and IN_ENGINE:
             raise UnicodeError("what is this?")
         return made
 
@@ -124,10 +144,28 @@ class Liberal(Picky):
         return b"[0-9]+"
 
 
+class Threaded(ToyGrammar):
+    """Loads its library on a thread, and holds a lock meanwhile."""
+
+    def __init__(self, options: ToyGrammar.Options, context: PluginContext) -> None:
+        super().__init__(options, context)
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        threading.Thread(target=self._load, daemon=True).start()
+
+    def _load(self) -> None:
+        time.sleep(0.3)
+        self._lock.release()
+
+    def compile(self, constraint: Constraint) -> bytes:
+        with self._lock:
+            return super().compile(constraint)
+
+
 class Unborn(ToyGrammar):
     """Fails to start in a compile process."""
 
     def __init__(self, options: ToyGrammar.Options, context: PluginContext) -> None:
-        if "pytest" not in sys.modules:
+        if not IN_ENGINE:
             raise MemoryError("no room")
         super().__init__(options, context)
