@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from equivalence.harness import engine, pairwise, prompts
+from equivalence.harness import TOYS, engine, pairwise, prompts
 from phloem import Engine, SamplingParams
 
 TOY = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
@@ -48,6 +48,41 @@ def test_tokens_are_those_without_drafts(tiny_model: Callable[[str], Path], kind
         assert accepted > 20
 
 
+@pytest.mark.parametrize(
+    ("other", "temperature"),
+    [("Right", 0.0), ("Right", 1.0), ("Wrong", 1.0), ("Tree", 1.0), ("Ngram", 0.0), ("Raises", 0.0), ("Nonsense", 0.0)],
+)
+def test_other_drafters_continue_it(tiny_model: Callable[[str], Path], other: str, temperature: float) -> None:
+    """Named before or after: the grammar leads, the other goes on behind its chain, and no token changes."""
+    llama = tiny_model("llama")
+    params = SamplingParams(max_tokens=60, regex=PATTERN, temperature=temperature, seed=3)
+    plain, _ = run(llama, params, grammar=TOY, spec=[])
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, plain, strict=True)]
+    alone = run(llama, params, grammar=TOY)[1]
+    more = {"use": f"{TOYS}:{other}", "texts": texts}
+    for spec in ([more, {"use": "grammar"}], [{"use": "grammar"}, more]):
+        tokens, accepted = run(llama, params, grammar=TOY, spec=spec)
+        assert tokens == plain
+        assert accepted > alone or other != "Right"
+
+
+def test_nothing_is_written_past_a_bound(tiny_model: Callable[[str], Path]) -> None:
+    """Forced text that runs over max_tokens, a stop string or a stop token is cut where plain decoding is cut."""
+    llama, regex = tiny_model("llama"), r"a(b|c), and so on and so on and so on, and no more"
+    with engine(llama, grammar=TOY, spec=[]) as plain, engine(llama, grammar=TOY) as drafted:
+        whole = plain.generate(PROMPTS[0], SamplingParams(regex=regex, temperature=0.0, max_tokens=80))
+        bounds: list[dict[str, Any]] = [{"max_tokens": n} for n in range(1, 12)]
+        bounds += [{"stop": ["so on a"]}, {"stop": ["on", "d"], "include_stop": True}, {"stop_regex": ["so.on,"]}]
+        bounds += [{"stop_token_ids": [token]} for token in sorted(set(whole.token_ids))[:6]]
+        for bound in bounds:
+            params = SamplingParams(**{"regex": regex, "temperature": 0.0, "max_tokens": 80, **bound})
+            mine, theirs = (running.generate(PROMPTS[0], params) for running in (drafted, plain))
+            assert (mine.text, mine.token_ids) == (theirs.text, theirs.token_ids), bound
+            assert (mine.finish_reason, mine.stop_reason) == (theirs.finish_reason, theirs.stop_reason), bound
+            assert mine.usage.completion_tokens == theirs.usage.completion_tokens, bound
+        assert drafted.stats()["accepted_tokens"] > 100
+
+
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines"])
 def test_every_backend_with_and_without(tiny_model: Callable[[str], Path], backend: str) -> None:
     """Greedy and hot, valid whenever it is whole; what is cut says so."""
@@ -67,15 +102,16 @@ def test_every_backend_with_and_without(tiny_model: Callable[[str], Path], backe
 def test_canonical_forcing_says_so(tiny_model: Callable[[str], Path]) -> None:
     spec = [{"use": "grammar", "forcing": "canonical"}]
     with engine(tiny_model("llama"), grammar=TOY, spec=spec) as running:
-        running.generate(PROMPTS[0], SamplingParams(max_tokens=60, regex=PATTERN, temperature=0.0))
+        result = running.generate(PROMPTS[0], SamplingParams(max_tokens=60, regex=PATTERN, temperature=0.0))
         stats = running.stats()
         assert stats["accepted_tokens"] == stats["draft_tokens"] > 0
+        assert result.outputs[0].notes == ["forced text was accepted without asking the model (forcing: canonical)"]
 
 
 @pytest.mark.real
 def test_the_default_model_writes_the_same_in_fewer_passes() -> None:
     params = SamplingParams(max_tokens=60, json_schema=SCHEMA, temperature=0.0)
-    texts = ["An order as JSON:", "Write the invoice.", "größe:"]
+    texts = ["An order as JSON:", "Write the invoice.", "größe:", "{", "Yesterday we sold"]
     written, steps = [], []
     for spec in ([], [{"use": "grammar"}]):
         with Engine("smollm2-135m", cache={"tokens": 2048}, spec=spec) as running:
