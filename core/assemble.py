@@ -81,7 +81,6 @@ def build_parts(config: Config) -> Parts:
     admission = Admission(model.spec, tokenizer, memory, policy_name, policy, processors, seed)
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
-    check, split = config.engine.check, memory.text
     ends = (drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
     return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
 

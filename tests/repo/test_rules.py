@@ -26,7 +26,9 @@ CORE_LINES = 4250
 # The constraint service stands apart: it wraps strangers' backends (compile processes that may be killed, what is kept,
 # thoughts before answers), so it can be no plugin, and nothing else in the core needs to know it.
 SERVICE_LINES = 800
-SERVICE = {f"core/{name}.py" for name in ("constraint", "grammars", "compiling", "compile_worker", "thinking", "parsing")}
+SERVICE = {
+    f"core/{name}.py" for name in ("constraint", "grammars", "compiling", "compile_worker", "thinking", "parsing")
+}
 FILE_LINES = 450
 FUNCTION_LINES = 60
 PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}

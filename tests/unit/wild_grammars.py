@@ -19,7 +19,6 @@ from phloem.errors import RequestError
 from phloem.interfaces import PluginContext
 from phloem.testing.toy_grammar import ToyGrammar, ToyMatcher
 
-
 IN_ENGINE = "pytest" in sys.modules
 
 
