@@ -38,6 +38,7 @@ class TestXGrammar(GrammarSuite):
         {"ebnf": "root ::= nothing"},
         {"json_schema": False},
         {"json_schema": {"enum": []}},
+        {"json_schema": {"type": "array", "maxItems": 10**9}},
     )
 
 
