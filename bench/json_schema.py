@@ -27,6 +27,7 @@ from phloem.constraint import Constraint
 from phloem.errors import PhloemError, RequestError
 from phloem.interfaces import Grammar, Matcher, PluginContext
 from phloem.model_spec import LayerSpec, ModelSpec
+from phloem.plugins.grammar._disjoint import whole
 from phloem.registry import Registry
 
 ARCHIVE = "jsonschema==4.26.0"
@@ -129,9 +130,9 @@ def groups(folder: Path) -> Iterator[Group]:
 def spellings(instance: Any, names: Sequence[str]) -> set[bytes]:
     """Forms in which a backend might write an instance. `names`: all properties of the schema, in its order."""
     ordered = _ordered(instance, {name: i for i, name in enumerate(names)})
-    versions = [instance, ordered, _whole(ordered)]
+    versions = [instance, ordered, whole(ordered)]
     if isinstance(instance, dict) and len(instance) <= 4:
-        versions += [dict(items) for items in itertools.permutations(_whole(ordered).items())]
+        versions += [dict(items) for items in itertools.permutations(whole(ordered).items())]
     layouts: list[dict[str, Any]] = [{}, {"separators": (",", ":")}, {"ensure_ascii": True}]
     return {
         json.dumps(version, **({"ensure_ascii": False} | layout)).encode(errors="surrogatepass")
@@ -146,15 +147,6 @@ def _ordered(value: Any, places: dict[str, int]) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: _ordered(value[key], places) for key in sorted(value, key=lambda key: places.get(key, len(places)))}
-
-
-def _whole(value: Any) -> Any:
-    """1.0 is 1."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _names(schema: Any) -> list[str]:

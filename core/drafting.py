@@ -24,6 +24,8 @@ class Drafting:
 
     def __init__(self, drafters: Named, vocab_size: int) -> None:
         self.drafters = tuple(drafters)
+        self._leaders = [pair for pair in self.drafters if "leads" in _capabilities(pair[1])]
+        self._followers = [pair for pair in self.drafters if pair not in self._leaders]
         self.vocab_size = vocab_size
         self.failures: Counter[str] = Counter()
 
@@ -50,17 +52,16 @@ class Drafting:
 
     def _led(self, request: Request, context: DraftContext, budget: int) -> Draft | None:
         """The leaders' draft, and behind its end what the others propose there."""
-        leaders = [pair for pair in self.drafters if "leads" in _capabilities(pair[1])]
-        followers = [pair for pair in self.drafters if pair not in leaders]
-        lead = self._merged(leaders, request, context, budget)
-        if not followers or (room := budget - len(lead or ())) < 1:
+        lead = self._merged(self._leaders, request, context, budget)
+        if not self._followers or (room := budget - len(lead or ())) < 1:
             return lead
         chain = lead.tokens if lead is not None and lead.is_chain else ()
         matcher = Borrowed(request.matcher) if request.matcher is not None else None
-        context = replace(context, tokens=context.tokens + array("i", chain), matcher=matcher)
+        tokens = context.tokens + array("i", chain) if chain else context.tokens  # no copy of a text for nothing
+        context = replace(context, tokens=tokens, matcher=matcher)
         if matcher is not None and not all(map(matcher.accept, chain)):
             raise ValueError("it refuses what it has accepted")
-        rest = self._merged(followers, request, context, room)
+        rest = self._merged(self._followers, request, context, room)
         if matcher is not None:
             matcher.restore()
         return merge([one for one in (lead, rest.behind(chain) if rest and chain else rest) if one], budget) or None

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Mask = npt.NDArray[np.int32]
+from ._bits import Mask
+
 _ROW_BYTES = 4 * 1024**2  # of masks that are remembered
 _FORCED_BYTES = 256  # `forced` looks no further
 

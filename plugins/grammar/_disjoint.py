@@ -107,12 +107,13 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def _key(value: Any) -> str:
     """Equal for equal JSON values: 1 and 1.0 are one number."""
-    return json.dumps(_whole(value), sort_keys=True)
+    return json.dumps(whole(value), sort_keys=True)
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """A JSON value with 1.0 written as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {key: _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [whole(item) for item in value]
+    return {key: whole(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from phloem.constraint import Constraint, Unenforced
+from phloem.constraint import Constraint
 from phloem.errors import RequestError
 
-from . import _tags
-from ._report import Node, Support, unenforced
+from ._report import Node, Support
 
 WHITESPACE = r"[ \n\r\t]{1,4}"  # the most at one place under `flexible`
 MAX_OPTIONAL = 800  # optional properties of one object: each is four items of a row that a mask walks, in 30 ms
@@ -54,16 +53,6 @@ SUPPORT = Support(
     value_siblings=True,
     check=_more,
 )
-
-
-def report(constraint: Constraint) -> list[Unenforced]:
-    """By the table above, for every schema in a constraint but those in a Lark grammar, where the library is strict."""
-    if constraint.kind == "json_schema":
-        return unenforced(json.loads(constraint.value), SUPPORT)
-    if constraint.kind == "structural_tag":
-        tree, at = _tags.parse_at(constraint.value)
-        return [found for pointer, schema in _tags.schemas(tree, at) for found in unenforced(schema, SUPPORT, pointer)]
-    return []
 
 
 def json_rule(schema: Any, constraint: Constraint) -> str:

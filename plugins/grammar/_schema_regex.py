@@ -6,12 +6,11 @@ references) and has one pattern of whitespace for all places; so only its automa
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from phloem.constraint import Constraint, Unenforced
+from phloem.constraint import Constraint
 from phloem.errors import RequestError
 
 from . import _json_regex as rx
@@ -20,7 +19,7 @@ from ._json_pattern import pattern_regex
 from ._json_regex import Layout
 from ._refs import References
 from ._regex import literal
-from ._report import Node, Support, unenforced
+from ._report import Node, Support
 
 NAME = "outlines"
 ANY_DEPTH = 2  # arrays and objects within a value of which the schema says nothing
@@ -32,11 +31,6 @@ _KEYWORDS = frozenset(
     | {"items", "items[]", "additionalItems", "prefixItems", "minItems", "maxItems"}
     | {"properties", "additionalProperties", "required", "minProperties", "maxProperties"}
 )
-
-
-def report(constraint: Constraint) -> list[Unenforced]:
-    """What of a `json_schema` is not enforced."""
-    return unenforced(json.loads(constraint.value), SUPPORT)
 
 
 def schema_regex(schema: Any, constraint: Constraint, pointer: str = "#") -> str:

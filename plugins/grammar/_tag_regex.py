@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from phloem.constraint import Constraint, Unenforced
+from phloem.constraint import Constraint
 
 from . import _tags
 from ._json_regex import any_of, repeated
 from ._regex import literal, translate
-from ._report import unenforced
-from ._schema_regex import SUPPORT, schema_regex
+from ._schema_regex import schema_regex
 from ._text_regex import ANY, TooLongError, text_until, text_without
 
 
@@ -22,12 +21,6 @@ def tag_regex(constraint: Constraint, special: Iterable[str]) -> str:
     """
     tree, at = _tags.parse_at(constraint.value)
     return _Writer(constraint, [text for text in special if text]).format(tree, at, ())
-
-
-def report(constraint: Constraint) -> list[Unenforced]:
-    """What of the schemas in a structural tag is not enforced."""
-    tree = _tags.parse_at(constraint.value)
-    return [one for pointer, schema in _tags.schemas(*tree) for one in unenforced(schema, SUPPORT, pointer)]
 
 
 class _Writer:

@@ -10,7 +10,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from phloem.constraint import Constraint, Unenforced
 from phloem.errors import RequestError
+
+from ._report import Support, unenforced
 
 KIND = "structural_tag"
 MAX_DEPTH = 64  # of formats within formats
@@ -90,6 +93,15 @@ def schemas(tree: Any, at: str) -> Iterator[tuple[str, Any]]:
             yield f"{at}/{key}", item
         else:
             yield from schemas(item, f"{at}/{key}")
+
+
+def report(constraint: Constraint, support: Support) -> list[Unenforced]:
+    """What a backend would let pass of a schema, or of those in a structural tag; [] for other kinds of constraint."""
+    if constraint.kind == KIND:
+        found = schemas(*parse_at(constraint.value))
+    else:
+        found = iter([("#", json.loads(constraint.value))] if constraint.kind == "json_schema" else [])
+    return [one for pointer, schema in found for one in unenforced(schema, support, pointer)]
 
 
 def refuse(at: str, why: str) -> RequestError:

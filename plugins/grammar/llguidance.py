@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,9 @@ from phloem.errors import PluginError, RequestError
 from phloem.interfaces import PluginContext
 from phloem.model_spec import ModelSpec
 
-from . import _lark, _tags_lark
-from ._json_lark import report
+from . import _lark, _tags, _tags_lark
+from ._bits import bitmask
+from ._json_lark import SUPPORT
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -130,11 +131,11 @@ class LLGuidance:
         self._tokenizer = make_tokenizer(context.tokenizer, context.model)
         self._limits = parser_limits()
         self._vocabulary = context.model.vocab_size
-        self._end_row = _bitmask(self._ends, self._vocabulary)
+        self._end_row = bitmask(self._ends, self._vocabulary)
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
-        """By a table found by experiment; the library itself refuses most of what it does not enforce."""
-        return report(constraint)
+        """By a table found by experiment; of schemas in a Lark grammar the library refuses what it ignores."""
+        return _tags.report(constraint, SUPPORT)
 
     def compile(self, constraint: Constraint) -> bytes:
         """The constraint as a grammar in Lark, tried out. Raises RequestError (param=constraint.kind)."""
@@ -216,9 +217,3 @@ def refusal(kind: str, message: str) -> RequestError:
     """The library's message without the excerpt of a source that the user may never have seen."""
     text = " ".join(_EXCERPT.sub("", message).split())
     return RequestError(f"{kind}: {text}", hint="simplify it, or use another grammar backend", param=kind)
-
-
-def _bitmask(tokens: Any, size: int) -> npt.NDArray[np.int32]:
-    bits = np.zeros(-(-size // 32) * 32, dtype=np.bool_)
-    bits[list(tokens)] = True
-    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -6,15 +6,15 @@ import json
 from functools import cached_property
 from importlib.util import find_spec
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from phloem.constraint import Constraint, Unenforced
 from phloem.errors import PluginError, RequestError
 from phloem.interfaces import PluginContext
 
-from . import _schema_regex, _tag_regex
-from ._automaton import Automaton, Mask
+from . import _schema_regex, _tag_regex, _tags
+from ._automaton import Automaton
+from ._bits import Mask, bitmask
 from ._index import Indexer
 from ._json_regex import Layout
 from ._regex import literal, translate
@@ -96,15 +96,11 @@ class Outlines:
             raise PluginError("outlines needs an end token, and this model names none", hint="use another backend")
         self._tokenizer, self._size = context.tokenizer, context.model.vocab_size
         self._ends = frozenset(context.model.eos_token_ids)
-        bits = np.zeros(-(-self._size // 32) * 32, dtype=np.bool_)
-        bits[list(self._ends)] = True
-        self._end_row: Mask = np.packbits(bits, bitorder="little").view(np.int32)
+        self._end_row = bitmask(self._ends, self._size)
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """For schemas, those in structural tags too; see `docs/structured-outlines.md`."""
-        if constraint.kind == "structural_tag":
-            return _tag_regex.report(constraint)
-        return _schema_regex.report(constraint) if constraint.kind == "json_schema" else []
+        return _tags.report(constraint, _schema_regex.SUPPORT)
 
     def compile(self, constraint: Constraint) -> bytes:
         """The constraint's automaton. Raises RequestError (param=constraint.kind). Seconds, and gigabytes, at worst."""

@@ -18,10 +18,9 @@ from phloem.errors import RequestError
 from phloem.interfaces import PluginContext
 
 from . import _tags
+from ._bits import Mask, bitmask
 from ._plain_regex import plain
-from ._report import Node, Support, unenforced
-
-Mask = npt.NDArray[np.int32]
+from ._report import Node, Support
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,14 +79,14 @@ class XGrammarMatcher:
     """The state of one request. End tokens are counted here: the library's matcher never sees one."""
 
     def __init__(
-        self, matcher: GrammarMatcher, ends: frozenset[int], end_row: npt.NDArray[np.int32], text: Any
+        self, matcher: GrammarMatcher, ends: frozenset[int], end_row: Mask, text: npt.NDArray[np.bool_]
     ) -> None:
         """`end_row`: bitmask of the end tokens; `text` [vocab] bool: tokens that may be text at all."""
         self._matcher, self._ends, self._end_row, self._text = matcher, ends, end_row, text
         self._tokens = 0
         self._ended = 0
 
-    def fill(self, row: npt.NDArray[np.int32]) -> None:
+    def fill(self, row: Mask) -> None:
         """The library writes into `row`: some 5 us."""
         import torch
 
@@ -158,15 +157,7 @@ class XGrammar:
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """By the table above, of every schema in the constraint."""
-        if constraint.kind == "json_schema":
-            return unenforced(json.loads(constraint.value), SUPPORT)
-        if constraint.kind == "structural_tag":
-            return [
-                found
-                for at, schema in _schemas(_tags.parse(constraint.value))
-                for found in unenforced(schema, SUPPORT, at)
-            ]
-        return []
+        return _tags.report(constraint, SUPPORT)
 
     def compile(self, constraint: Constraint) -> bytes:
         """Serialised. Raises RequestError(param=constraint.kind) with the library's message."""
@@ -201,10 +192,8 @@ class XGrammar:
         return np.array([bool(text) for text in self._vocabulary])
 
     @cached_property
-    def _end_row(self) -> npt.NDArray[np.int32]:
-        bits = np.zeros(-(-self._model.vocab_size // 32) * 32, dtype=np.bool_)
-        bits[list(self._ends)] = True
-        return np.packbits(bits, bitorder="little").view(np.int32)
+    def _end_row(self) -> Mask:
+        return bitmask(self._ends, self._model.vocab_size)
 
     @cached_property
     def _info(self) -> TokenizerInfo:
@@ -232,19 +221,6 @@ class XGrammar:
         if constraint.whitespace == "flexible":
             layout = {"any_whitespace": True, "max_whitespace_cnt": _WHITESPACE}
         return compiler.compile_json_schema(json.dumps(schema), strict_mode=kind == "json_schema", **layout)
-
-
-def _schemas(tag: Any, at: str = "#") -> Iterator[tuple[str, Any]]:
-    """The JSON schemas in a structural tag, with their pointers."""
-    if isinstance(tag, list):
-        for i, item in enumerate(tag):
-            yield from _schemas(item, f"{at}/{i}")
-    elif isinstance(tag, Mapping):
-        for key, item in tag.items():
-            if key == "json_schema":
-                yield f"{at}/{key}", item
-            else:
-                yield from _schemas(item, f"{at}/{key}")
 
 
 def _with_lowered(tag: Any) -> Any:
