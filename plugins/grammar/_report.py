@@ -139,7 +139,8 @@ class _Walk:
     def _node(self, schema: dict[str, Any], pointer: str) -> Node:
         if self.old and "$ref" in schema:
             schema = {"$ref": schema["$ref"]}
-        well_typed = isinstance(schema.get("type", ""), str) or all(isinstance(name, str) for name in schema["type"])
+        kind = schema.get("type", "")
+        well_typed = isinstance(kind, str) or (isinstance(kind, list) and all(isinstance(one, str) for one in kind))
         types = types_of(schema) if well_typed else TYPES
         active = {}
         for key, value in schema.items():

@@ -59,6 +59,12 @@ def test_reports_name_the_place(xgrammar: XGrammar) -> None:
     assert found == ("#/properties/ids/uniqueItems", "xgrammar ignores uniqueItems")
 
 
+@pytest.mark.parametrize("kind", [5, {"a": 1}, None])
+def test_a_type_that_is_none_is_reported(xgrammar: XGrammar, kind: object) -> None:
+    (found,) = xgrammar.unenforced(Constraint(kind="json_schema", value=json.dumps({"type": kind})))
+    assert found.pointer == "#/type"
+
+
 @pytest.mark.parametrize(
     ("pattern", "texts"),
     [
