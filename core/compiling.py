@@ -129,7 +129,11 @@ class Process:
 
 
 class Compilers:
-    """`workers` processes, started in the background, and the queue before them."""
+    """`workers` processes, each started by its first job, and the queue before them.
+
+    Not before: importing a backend's library takes seconds of CPU and hundreds of megabytes, which an engine that sees
+    no constraint need not pay.
+    """
 
     def __init__(self, setup: Setup, backends: Mapping[str, Grammar], workers: int) -> None:
         self._backends = backends
@@ -149,10 +153,6 @@ class Compilers:
             process.close()
 
     def _serve(self, process: Process) -> None:
-        try:
-            process.start()
-        except (PhloemError, OSError):  # it is started again, and fails again, for the first job
-            process.stop()
         while (job := self._jobs.get()) is not None:
             job.done(self._compiled(process, job))
         process.stop()

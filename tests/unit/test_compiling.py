@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_tree import computing, descendants, processes, until
 
 from phloem.compile_worker import Answer, Choice, Order, Setup, build_backends
 from phloem.compiling import Compiled, Compilers, Job
@@ -24,34 +25,6 @@ from phloem.testing.plugin import TOY_SPEC
 WILD = Path(__file__).with_name("wild_grammars.py")
 MEMORY = 256 << 20
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def processes() -> dict[int, tuple[int, str, int]]:
-    """All processes: parent, state, and CPU ticks used."""
-    table = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            table[int(entry.name)] = (int(words[1]), words[0], int(words[11]) + int(words[12]))
-    return table
-
-
-def descendants(of: int) -> dict[int, int]:
-    """Processes below one, and their CPU ticks."""
-    table, found = processes(), {of}
-    while more := {pid for pid, (parent, *_) in table.items() if parent in found} - found:
-        found |= more
-    return {pid: table[pid][2] for pid in found - {of}}
-
-
-def computing() -> list[int]:
-    """Processes at work on a constraint: compile processes fork for each, and compute nothing themselves."""
-    table = processes()
-    own = {pid for pid, (parent, *_) in table.items() if parent == os.getpid()}
-    return [pid for pid, (parent, state, _) in table.items() if parent in own and state == "R"]
 
 
 class Rig:
@@ -90,13 +63,6 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.pool.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def test_a_constraint_is_compiled_there_and_unpacked_here(rig: Rig) -> None:
@@ -138,8 +104,8 @@ def test_a_long_compilation_gives_way_to_the_engine(rig: Rig) -> None:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
 
     job = rig.submit("!backtrack")
-    until(lambda: computing() != [])
-    [pid] = computing()
+    until(lambda: computing(os.getpid()) != [])
+    [pid] = computing(os.getpid())
     until(lambda: niceness(pid) == 19, 5)
     parent = processes()[pid][0]
     assert niceness(parent) == niceness(os.getpid())
@@ -201,7 +167,7 @@ def test_too_slow_is_killed_in_time_and_no_verdict() -> None:
         assert (answer.verdict, answer.timeout) == (False, True)
         assert time.monotonic() - begin < 10
         assert rig.compiled("a").size == 1
-        until(lambda: computing() == [], 5)
+        until(lambda: computing(os.getpid()) == [], 5)
     finally:
         rig.pool.close()
 
@@ -209,7 +175,7 @@ def test_too_slow_is_killed_in_time_and_no_verdict() -> None:
 def test_no_cpu_is_used_one_second_after_giving_up(rig: Rig) -> None:
     """what-breaks: a constraint that nobody waits for any more goes on burning a core."""
     job = rig.submit("!backtrack")
-    until(lambda: computing() != [])
+    until(lambda: computing(os.getpid()) != [])
     job.give_up()
     assert isinstance(rig.next(), Answer)
     time.sleep(1)
@@ -269,12 +235,12 @@ def test_a_process_that_cannot_start_says_why_each_time() -> None:
 ORPHANS = """
 import os, sys, time
 sys.path[:0] = sys.argv[1:]
-import test_compiling
+import process_tree, test_compiling
 rig = test_compiling.Rig()
 rig.compiled("a")
 rig.submit("!backtrack")
-test_compiling.until(lambda: len(test_compiling.descendants(os.getpid())) == 2)
-print(*test_compiling.descendants(os.getpid()), flush=True)
+process_tree.until(lambda: len(process_tree.descendants(os.getpid())) == 2)
+print(*process_tree.descendants(os.getpid()), flush=True)
 if sys.stdin.readline():
     os.kill(os.getpid(), 9)
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from equivalence.harness import engine
-from test_compiling import computing, descendants, until
+from process_tree import computing, descendants, until
 
 from phloem import Engine, SamplingParams
 from phloem.config import load_config
@@ -256,9 +256,9 @@ def test_one_who_leaves_takes_the_job_along_only_if_alone(rig: Callable[..., Rig
     assert wild.wait(stays).size == 1
     assert not leaves.done.done()
     alone = wild.service.ask(SamplingParams(regex="!backtrack"))
-    until(lambda: computing() != [])
+    until(lambda: computing(os.getpid()) != [])
     wild.service.cancel(alone)
-    until(lambda: computing() == [], 5)
+    until(lambda: computing(os.getpid()) == [], 5)
     again = wild.service.ask(SamplingParams(regex="!backtrack"))  # the end of the first job is not taken for its own
     wild.inbox.get(timeout=30)()
     assert not again.done.done()
@@ -333,7 +333,7 @@ def test_no_cpu_is_used_one_second_after_an_abort(running: Engine) -> None:
 
     async def leave() -> None:
         call = asyncio.ensure_future(running.agenerate("x", params("!backtrack")))
-        while not computing():
+        while not computing(os.getpid()):
             await asyncio.sleep(0.01)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
