@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 def tree(tmp_path: Path) -> Path:
     """A copy of the package as it is installed: links resolved, so that edits stay in the copy."""
     package = tmp_path / "phloem"
-    skip = shutil.ignore_patterns("__pycache__", "plugins", "server")
+    skip = shutil.ignore_patterns("__pycache__", "plugins", "server", "lang")
     shutil.copytree(ROOT / "core", package, ignore=skip)
-    for name in ("plugins", "server"):
+    for name in ("plugins", "server", "lang"):
         shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCE_FOLDERS = ("core", "plugins", "server")
+SOURCE_FOLDERS = ("core", "plugins", "server", "lang")
 # Above the 3,500 that were planned. Configuration errors with a place each, exact cut-offs and noise, stops in streamed
 # text, drafts, and failures that stay with their own request cost more code than the plan allowed for. Making lines
 # denser would hide that, so the budget says what the core is; it is meant to fall, and whatever only commands or the
