@@ -193,23 +193,3 @@ def lift(value: Appendable) -> Expr:
     if isinstance(value, (str, int, float)):
         return Constant(str(value))
     raise TypeError(f"cannot append {type(value).__name__}: give text, a number, gen(...), select(...) or a role")
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A node of a trace: an expression in its place. `before` comes first in the same branch; `reads` are data."""
-
-    id: int
-    expr: Expr
-    branch: int
-    before: Node | None = None
-    reads: tuple[Node, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class Graph:
-    """A traced program."""
-
-    name: str
-    arguments: tuple[str, ...]
-    nodes: list[Node] = field(default_factory=list)
