@@ -175,6 +175,9 @@ def main() -> None:
     setup = msgspec.msgpack.decode(data, type=Setup)
     try:
         backends = build_backends(setup.choices, setup.model, Tokenizer(setup.tokenizer))
+        for backend in backends.values():
+            if (load := getattr(backend, "load", None)) is not None:
+                load()  # else every fork would import it again
         for thread in threading.enumerate():
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)

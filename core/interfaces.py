@@ -315,7 +315,8 @@ class Grammar(Protocol):
     An instance lives in the engine and one in every compile worker, a process with a memory and a time limit.
     `unenforced` and `compile` are called there, `matcher` here, on a thread of its own; the engine caches what
     `matcher` returns and gives each request a `fork` of it. The module must import without the backend's library
-    being imported (raise ImportError(name=...) where it is absent); the constructor may import it.
+    being imported (raise ImportError(name=...) where it is absent); the constructor may import it. If importing takes
+    long, leave it to an optional method `load()`, which a compile process calls once before it forks.
     """
 
     capabilities: frozenset[str]

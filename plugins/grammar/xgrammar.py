@@ -155,6 +155,10 @@ class XGrammar:
         self._tokenizer, self._model = context.tokenizer, context.model
         self._ends = frozenset(context.model.eos_token_ids)
 
+    def load(self) -> None:
+        """Import the library and give it the vocabulary. Called in a compile process, before it forks."""
+        assert self._info is not None
+
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """By the table above, of every schema in the constraint."""
         return _tags.report(constraint, SUPPORT)

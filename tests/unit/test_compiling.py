@@ -121,6 +121,14 @@ def test_a_process_waits_for_threads_that_a_constructor_started() -> None:
         rig.pool.close()
 
 
+def test_what_takes_long_to_import_is_imported_before_the_fork() -> None:
+    rig = Rig(use=f"{WILD}:Loaded")
+    try:
+        assert [rig.compiled(regex).size for regex in ("a", "ab")] == [1, 2]
+    finally:
+        rig.pool.close()
+
+
 def test_errors_are_cut_where_they_quote_a_whole_constraint(rig: Rig) -> None:
     answer = rig.refused("!long")
     assert answer.error is not None

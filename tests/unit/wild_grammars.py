@@ -161,6 +161,20 @@ class Threaded(ToyGrammar):
             return super().compile(constraint)
 
 
+class Loaded(ToyGrammar):
+    """Compiles only where the process that it was forked from has loaded it."""
+
+    loaded = 0
+
+    def load(self) -> None:
+        self.loaded = os.getpid()
+
+    def compile(self, constraint: Constraint) -> bytes:
+        if self.loaded != os.getppid():
+            raise RequestError(f"{self.loaded} has loaded it", param="regex")
+        return super().compile(constraint)
+
+
 class Unborn(ToyGrammar):
     """Fails to start in a compile process."""
 
