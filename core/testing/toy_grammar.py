@@ -31,12 +31,14 @@ class ToyMatcher:
         self._ends = frozenset(ends)
         self._states = [""]  # text after each accepted token; the last is the current one
         self._ended: list[bool] = [False]
-        self._masks: dict[str, npt.NDArray[np.int32]] = {}  # shared by forks
+        self._masks: dict[str, npt.NDArray[np.int32]] = {}  # shared by forks, like the letters that may follow a state
+        self._following: dict[str, frozenset[str]] = {}
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """One look at every token of the vocabulary, remembered per state."""
         state = self._states[-1]
         if state not in self._masks:
+            self._next(state)  # one match per letter rules out most tokens
             allowed = np.array([self._allows(token) for token in range(len(self._texts))], dtype=np.bool_)
             allowed = np.pad(allowed, (0, -len(allowed) % 32))
             self._masks[state] = np.packbits(allowed, bitorder="little").view(np.int32)
@@ -76,10 +78,10 @@ class ToyMatcher:
         """Character by character, while one character of the vocabulary may follow and the output must go on."""
         state = self._states[-1]
         while not self._ended[-1] and len(state) - len(self._states[-1]) < _FORCED_CHARS:
-            next_ones = [c for c in self._letters if self._pattern.fullmatch(state + c, partial=True)]
-            if len(next_ones) != 1 or self._pattern.fullmatch(state):
+            letters = self._next(state)
+            if len(letters) != 1 or self._pattern.fullmatch(state):
                 break
-            state += next_ones[0]
+            state += min(letters)
         return state[len(self._states[-1]) :].encode()
 
     def fork(self) -> ToyMatcher:
@@ -101,11 +103,21 @@ class ToyMatcher:
             return self._matches()
         if not 0 <= token < len(self._texts) or not self._texts[token]:
             return False
-        return self._pattern.fullmatch(self._states[-1] + self._texts[token], partial=True) is not None
+        state, text = self._states[-1], self._texts[token]
+        if state in self._following and text[0] not in self._following[state]:
+            return False
+        return self._pattern.fullmatch(state + text, partial=True) is not None
+
+    def _next(self, state: str) -> frozenset[str]:
+        """Letters of the vocabulary that keep a text the beginning of a full match."""
+        if state not in self._following:
+            letters = (c for c in self._letters if self._pattern.fullmatch(state + c, partial=True))
+            self._following[state] = frozenset(letters)
+        return self._following[state]
 
 
 class ToyGrammar:
-    """Kind `grammar` for toy vocabularies: a mask costs one partial match per token of the vocabulary."""
+    """Kind `grammar` for toy vocabularies: a mask costs one partial match per letter, and per token that may begin."""
 
     api = 1
     capabilities = frozenset({"regex", "choices"})
