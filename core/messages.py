@@ -11,7 +11,7 @@ from .params import SamplingParams
 
 
 class GenerateCall(msgspec.Struct, kw_only=True):
-    """One call: a prompt, and `params.n` independent choices continuing it."""
+    """One call: a prompt, and `params.n` independent choices continuing it; or, with `score`, continuations to score."""
 
     call_id: str
     prompt: list[int]  # token ids, at least one
@@ -20,6 +20,9 @@ class GenerateCall(msgspec.Struct, kw_only=True):
     salt: str | None = None  # namespace of the cache; calls with different salts never share state
     adapter: str | None = None
     routing_key: str | None = None
+    score: list[list[int]] | None = None  # continuations, each at least one token: nothing is generated
+    group: str | None = None  # calls of one program: they wait for each other's prefixes to the last token
+    hold: str | None = None  # the computed path stays locked under this name when the call has ended
     stream: bool = True  # False: one event per choice, at its end
     arrival_s: float = 0.0  # time.monotonic() at submission; 0: filled in by the loop
 
@@ -52,6 +55,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str = ""
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None  # on a choice's first event
+    scores: list[list[float]] | None = None  # of `GenerateCall.score`: raw log-probabilities, one per token
     finish_reason: str | None = None  # "stop", "length", "abort", "error"
     stop_reason: int | str | None = None  # the stop token or string that matched
     usage: Usage | None = None  # with finish_reason: this choice's counts

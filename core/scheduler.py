@@ -71,29 +71,23 @@ class Scheduler:
 
     def _plan_decodes(self) -> None:
         for request in list(self.running):
-            if self._plan.rows >= self.limits.max_tokens_per_step:
-                return
-            if request.state is not State.RUNNING or self._pending(request) != 1 or self._must_wait(request):
-                continue
-            start = request.computed + request.in_flight
-            draft = None if request.future else self._draft(request, start, 1)
-            if draft is not None or self._make_room(request, start + 1):
-                self._plan.add(Segment(request, start, 1, True, draft, epoch=request.retractions))
+            if request.state is State.RUNNING and self._pending(request) == 1 and not self._must_wait(request):
+                self._plan_segment(request)
 
     def _plan_prefills(self) -> None:
         for request in list(self.running):
             if request.state is State.RUNNING and self._pending(request) > 1:
-                self._plan_chunk(request)
+                self._plan_segment(request)
 
-    def _plan_chunk(self, request: Request) -> None:
-        """Add the next chunk of a request's known tokens, if budget and slots allow."""
+    def _plan_segment(self, request: Request) -> None:
+        """Add the next tokens of a request, as many as it has, if budget and slots allow."""
         start = request.computed + request.in_flight
         room = self.limits.max_tokens_per_step - self._plan.rows
-        count = min(len(request.tokens) - start, self.limits.chunk, room)
+        count = min(self._pending(request), self.limits.chunk, room)
         if count < 1 or not self._make_room(request, start + count):
             return
-        samples = start + count == len(request.tokens)
-        draft = self._draft(request, start, count) if samples else None
+        samples = count == self._pending(request)
+        draft = self._draft(request, start, count) if samples and not request.future else None
         owes = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
         self._plan.add(Segment(request, start, count, samples, draft, owes, request.retractions))
 
@@ -219,4 +213,4 @@ class Scheduler:
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
         self.running.append(request)
-        self._plan_chunk(request)
+        self._plan_segment(request)

@@ -29,6 +29,9 @@ SERVICE_LINES = 800
 SERVICE = {
     f"core/{name}.py" for name in ("constraint", "grammars", "compiling", "compile_worker", "thinking", "parsing")
 }
+# What programs need (choices, scoring, holds) stands apart likewise: the loop calls it at a few places only.
+PROGRAM_LINES = 350
+PROGRAM = {f"core/{name}.py" for name in ("choosing", "scoring", "holds")}
 FILE_LINES = 450
 FUNCTION_LINES = 60
 PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}
@@ -80,7 +83,9 @@ def test_core_keeps_its_line_budget() -> None:
     files = [p for p in tracked(".py") if rel(p).startswith("core/") and not rel(p).startswith("core/testing/")]
     lines = {rel(path): code_lines(path.read_text()) for path in files}
     service = sum(count for name, count in lines.items() if name in SERVICE)
-    assert 0 < sum(lines.values()) - service <= CORE_LINES
+    program = sum(count for name, count in lines.items() if name in PROGRAM)
+    assert 0 < sum(lines.values()) - service - program <= CORE_LINES
+    assert 0 < program <= PROGRAM_LINES
     assert 0 < service <= SERVICE_LINES
 
 
