@@ -3,6 +3,7 @@
 #   TORCH_INDEX=URL   where pip looks for torch (and only torch); remembered until another is given
 #   MODEL=..., ARGS=  what `make serve` serves, and further arguments
 #   PYTEST=...        further arguments of pytest
+#   WORKERS=N         processes among which `make test` divides the test files; each computes with one thread
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
@@ -10,6 +11,7 @@ STAMPS := $(VENV)/.stamps
 MODEL  ?= smollm2-135m
 ARGS   ?=
 PYTEST ?=
+WORKERS ?= 2
 
 TORCH_INDEX ?= $(file < $(STAMPS)/torch-index)
 TORCH_PIN   := $(shell grep '^torch==' constraints.txt)
@@ -17,7 +19,7 @@ TORCH_PIN   := $(shell grep '^torch==' constraints.txt)
 TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s %s' '$(TORCH_PIN)' '$(TORCH_INDEX)' | cksum | cut -d' ' -f1)
 PIP := $(PY) -m pip --disable-pip-version-check
 
-.PHONY: help install serve test test-slow lint bench docs clean
+.PHONY: help install serve test test-slow lint check bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,16 +56,21 @@ install: $(STAMPS)/install
 serve: install
 	$(VENV)/bin/phloem serve $(MODEL) $(ARGS)
 
-lint: install
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+lint: check
 	$(PY) -m pytest -q tests/repo/test_rules.py
 
-test: install lint
-	$(PY) -m pytest -m 'not slow and not gpu' $(PYTEST)
+# What is no test; `make test` runs the repository rules with all the others.
+check: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
 
+# Whole files go to a worker, in order: fixtures of a module are made once, and the long files come first.
+test: check
+	$(PY) -m pytest -m 'not slow and not gpu' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# In one process: what measures time or memory over minutes has the machine to itself.
 test-slow: install
 	$(PY) -m pytest -m 'not gpu' $(PYTEST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import pytest
 import support
 from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores. Libraries read this as they load, here and in the servers that tests start.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 # The same examples on every run: a change is judged by what it changes. `--hypothesis-profile=random` looks further.
 settings.register_profile("repeatable", derandomize=True)

@@ -21,7 +21,8 @@ TOYS = Path(__file__).with_name("toy_drafters.py")
 class Reference:
     """Greedy continuations by a transformers model, every token from a fresh forward pass over the whole text.
 
-    `cached` lets transformers keep its own KV instead: for the real models, whose prompts are long.
+    `cached` lets transformers keep its own KV, and leave out logits that nobody reads: for the real models, whose
+    prompts are long and whose vocabularies are most of the work.
     """
 
     def __init__(self, model: Any, *, cached: bool = False) -> None:
@@ -36,7 +37,7 @@ class Reference:
         past = None
         while len(tokens) < count:
             feed = [*prompt, *tokens] if past is None else tokens[-1:]
-            kept = {} if past is None else {"cache": past}
+            kept = {"logits_to_keep": 1, "cache": past} if self.cached else {}
             out = self.model(torch.tensor([feed]), use_cache=self.cached, **kept)
             past = out.past_key_values if self.cached else None
             best = out.logits[0, -1].float().topk(2)
