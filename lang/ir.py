@@ -69,12 +69,13 @@ class Gen(Expr):
     """Generate text into the variable `name` (None: unnamed, the text still joins the state).
 
     `given` holds what the program set explicitly; `run`'s own sampling parameters are its defaults. `dtype` is "int",
-    "float", "bool", "str" or None.
+    "float", "bool", "str" or None. `logprob_start` is the first token of the prompt whose logprob is reported.
     """
 
     name: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
+    logprob_start: int | None = None
     kind: ClassVar[str] = "gen"
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -193,3 +194,9 @@ def lift(value: Appendable) -> Expr:
     if isinstance(value, (str, int, float)):
         return Constant(str(value))
     raise TypeError(f"cannot append {type(value).__name__}: give text, a number, gen(...), select(...) or a role")
+
+
+def message(role: str, expr: Appendable | None = None) -> ExprList:
+    """A whole message of a role."""
+    inner = () if expr is None else lift(expr).parts()
+    return ExprList((RoleBegin(role=role), *inner, RoleEnd(role=role)))

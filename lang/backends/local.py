@@ -1,0 +1,325 @@
+"""Programs on an engine of this process. A path is tokens that stay as they are, and text that has none yet.
+
+Tokens that were generated are never tokenised again. Appended text is tokenised when it is needed, together with its
+left context; what forks have in common is one list of tokens, so the engine finds it by itself, and the group that a
+run's calls carry makes them wait for each other's prefixes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from phloem import choosing
+from phloem.engine import Engine
+from phloem.errors import AbortedError, EngineDeadError, RequestError
+from phloem.interfaces import Service
+from phloem.messages import GenerateCall
+from phloem.params import SamplingParams
+from phloem.results import Collector, Output, Result
+
+from ..roles import roles_of
+from .base import Generation, Path, Selection
+
+CAPABILITIES = frozenset(
+    {
+        "fork",
+        "select",
+        "logprobs",
+        "prompt_logprobs",
+        "stop_regex",
+        *["regex", "json_schema", "ebnf", "lark", "structural_tag", "choices"],
+    }
+)
+
+
+class LocalBackend:
+    """A backend on a `phloem.Engine`. Thread-safe; `close` closes the engine only if `make` made it."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, engine: Engine, *, owned: bool = False) -> None:
+        self.engine = engine
+        self.service: Service = engine.service()
+        self.roles = roles_of(engine.tokenizer)
+        self._owned = owned
+
+    @classmethod
+    def of(cls, engine: Engine) -> LocalBackend:
+        """A backend on an engine that somebody else closes."""
+        return cls(engine)
+
+    @classmethod
+    def make(cls, model: str | None = None, **sections: Any) -> LocalBackend:
+        """A backend with an engine of its own; the arguments of `phloem.Engine`."""
+        return cls(Engine(model, **sections) if model is not None else Engine(**sections), owned=True)
+
+    def start(self, *, priority: int = 0, salt: str | None = None) -> Path:
+        """The empty path of a run."""
+        return LocalPath(Family(self, priority, salt))
+
+    async def flush_cache(self) -> None:
+        """Drop what is cached and not in use."""
+        await self.service.flush_cache()
+
+    async def info(self) -> dict[str, Any]:
+        """The model and the engine's counters."""
+        info = self.service.info
+        model = {"model_name": info.model_name, "model_path": info.model_path}
+        return model | {"max_total_tokens": info.max_total_tokens, "stats": await self.service.stats()}
+
+    async def aclose(self) -> None:
+        """`close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the engine, if it is this backend's own."""
+        if self._owned:
+            self.engine.close()
+
+    shutdown = close  # SGLang's name
+
+    def __enter__(self) -> LocalBackend:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Family:
+    """What the paths of one run share."""
+
+    def __init__(self, backend: LocalBackend, priority: int, salt: str | None) -> None:
+        self.service, self.tokenizer, self.roles = backend.service, backend.engine.tokenizer, backend.roles
+        self.priority, self.salt = priority, salt
+        self.group = f"program-{uuid.uuid4().hex[:12]}"
+        self._numbers = itertools.count()
+
+    def name(self) -> str:
+        """A name of a call or a hold, unique in the process."""
+        return f"{self.group}-{next(self._numbers)}"
+
+    def call(self, prompt: list[int], params: SamplingParams, **more: Any) -> GenerateCall:
+        """A call that the engine knows to be of this run."""
+        more |= {"priority": self.priority, "salt": self.salt}
+        return GenerateCall(call_id=self.name(), prompt=prompt, params=params, **more)
+
+    async def score(
+        self, prompt: list[int], continuations: Sequence[Sequence[int]], **more: Any
+    ) -> tuple[list[list[float]], dict[str, Any]]:
+        """The log-probability of each token of each continuation, and the call's token counts."""
+        if not hasattr(self.service, "drop_hold"):  # TEMPORARY: until the engine scores
+            return await self._one_by_one(prompt, continuations), {}
+        call = self.call(prompt, SamplingParams(), score=[list(one) for one in continuations], stream=False, **more)
+        scores: list[list[float]] = []
+        meta: dict[str, Any] = {}
+        async with aclosing(self.service.submit(call)) as events:
+            async for event in events:
+                scores = event.scores if event.scores is not None else scores
+                if event.finish_reason == "abort":
+                    raise AbortedError("the selection was aborted")
+                if event.usage is not None:
+                    meta = {"prompt_tokens": event.usage.prompt_tokens, "cached_tokens": event.usage.cached_tokens}
+        return scores, meta
+
+    async def _one_by_one(self, prompt: list[int], continuations: Sequence[Sequence[int]]) -> list[list[float]]:
+        scores = []
+        for one in continuations:
+            call = self.call([*prompt, *one], SamplingParams(max_tokens=1, prompt_logprobs=0), stream=False)
+            async for event in self.service.submit(call):
+                if event.prompt_logprobs is not None:
+                    scores.append([x.logprob for x in event.prompt_logprobs[len(prompt) :] if x is not None])
+        return scores
+
+
+class LocalPath:
+    """One branch: `tokens`, and behind them `tail`, text that is not tokenised yet."""
+
+    def __init__(self, family: Family, parent: LocalPath | None = None) -> None:
+        self._family = family
+        self._tokens: list[int] = list(parent._tokens) if parent is not None else []
+        self._tail: str = parent._tail if parent is not None else ""
+        self._messages: list[dict[str, str]] = list(parent._messages) if parent is not None else []
+        self._open: tuple[str, str] | None = parent._open if parent is not None else None  # role, content
+        self._templated: bool = parent._templated if parent is not None else False
+        self._hold = family.name()
+        self._holding = False
+
+    # --- text
+
+    def append(self, text: str) -> None:
+        """Add text."""
+        self._tail += text
+        self._joined(text)
+
+    def begin(self, role: str) -> str:
+        """Open a message."""
+        text = self._family.roles.begin(self._messages, role)
+        if not self._messages and not self._family.roles.plain:
+            if self._tokens or self._tail:
+                text = text.removeprefix(self._family.tokenizer.special_tokens.get("bos_token", ""))
+            else:
+                self._templated = True
+        self._tail += text
+        self._open = role, ""
+        return text
+
+    def end(self, role: str) -> str:
+        """End the message."""
+        text = self._family.roles.end(self._messages, role)
+        content = self._open[1] if self._open is not None else ""
+        self._messages.append({"role": role, "content": content})
+        self._tail += text
+        self._open = None
+        return text
+
+    def _joined(self, text: str) -> None:
+        if self._open is not None:
+            self._open = self._open[0], self._open[1] + text
+
+    # --- work
+
+    async def generate(self, params: SamplingParams, on_text: Callable[[str], None] | None = None) -> Generation:
+        """Continue the text. Raises AbortedError if the engine is closed meanwhile."""
+        prompt = self._commit()
+        params = self._with_end(params)
+        call = self._family.call(prompt, params, stream=on_text is not None, **self._declared())
+        collector = Collector(prompt, params.n)
+        async with aclosing(self._family.service.submit(call)) as events:
+            async for event in events:
+                collector.add(event)
+                if on_text is not None and event.index == 0 and event.text:
+                    on_text(event.text)
+        result = collector.result
+        if result.finish_reason == "abort":
+            raise AbortedError("the generation was aborted", hint="the engine is closing, or the call was cancelled")
+        kept, rest = self._kept(result.outputs[0], params)
+        self._tokens, self._tail = [*prompt, *kept], rest
+        self._joined(result.text)
+        return self._generation(result, params)
+
+    async def select(self, choices: Sequence[str], method: str, temperature: float = 0.0) -> Selection:
+        """Score all choices in one call; `unconditional_likelihood_normalized` needs one more per first token."""
+        self._begin_tokens()
+        tokenizer = self._family.tokenizer
+        joint = choosing.join(tokenizer, self._tokens, self._tail, choices)
+        scores, meta = await self._family.score(joint.prompt, joint.continuations, **self._declared())
+        bare = None
+        if method == "unconditional_likelihood_normalized":
+            calls = choosing.bare_calls(joint.continuations)
+            results = [(await self._family.score(one.prompt, one.score))[0] for one in calls]
+            bare = choosing.unconditional(joint.continuations, calls, results)
+        chosen = choosing.choose(method, scores, bare)
+        index = chosen.index if temperature == 0.0 else _draw(chosen.scores, temperature)
+        self._tokens, self._tail = [*joint.prompt, *joint.continuations[index]], ""
+        self._joined(choices[index])
+        return Selection(index, choices[index], chosen.scores, scores, meta)
+
+    def fork(self, count: int) -> list[Path]:
+        """Branches with this path's tokens and text."""
+        self._settle()
+        return [LocalPath(self._family, self) for _ in range(count)]
+
+    async def commit(self) -> None:
+        """Compute what was appended: scoring one token behind it costs its prefill and nothing else."""
+        prompt = self._commit()
+        await self._family.score(prompt, [[prompt[-1]]], **self._declared())
+
+    async def close(self) -> None:
+        """Give up the hold."""
+        if self._holding and hasattr(self._family.service, "drop_hold"):
+            self._holding = False
+            with contextlib.suppress(EngineDeadError):
+                await self._family.service.drop_hold(self._hold)
+
+    def _declared(self) -> dict[str, Any]:
+        """What a call tells the engine of the program."""
+        self._holding = True
+        return {"group": self._family.group, "hold": self._hold}
+
+    # --- tokens
+
+    def _begin_tokens(self) -> None:
+        """A chat format writes its own beginning: its first token is fixed, so that no other is put before it."""
+        if self._tokens or not self._templated:
+            return
+        tokenizer = self._family.tokenizer
+        ids = tokenizer.encode(self._tail, add_special=False)
+        spelled = tokenizer.token_text(ids[0]) if ids else ""
+        if ids and ids[0] in tokenizer.special_ids and self._tail.startswith(spelled):
+            self._tokens, self._tail = ids[:1], self._tail[len(spelled) :]
+        else:
+            self._tokens, self._tail = ids, ""
+
+    def _commit(self) -> list[int]:
+        """All text as tokens. Raises RequestError for a state without any."""
+        self._begin_tokens()
+        tokens = [*self._tokens, *choosing.encode_after(self._family.tokenizer, self._tokens, self._tail)]
+        if not tokens:
+            raise RequestError("the state is empty", hint="append some text before the first gen", param="prompt")
+        self._tokens, self._tail = tokens, ""
+        return tokens
+
+    def _settle(self) -> None:
+        """Tokenise the beginning of a long tail once for all forks, up to where what follows cannot change it."""
+        self._begin_tokens()
+        tokens, self._tail = choosing._seam(self._family.tokenizer, self._tokens, self._tail)
+        self._tokens += tokens
+
+    def _with_end(self, params: SamplingParams) -> SamplingParams:
+        """Inside a message its end stops the generation, also where the model's files do not say so."""
+        if self._open is None or params.ignore_eos:
+            return params
+        tokenizer = self._family.tokenizer
+        ids = tokenizer.encode(self._family.roles.end(self._messages, self._open[0]), add_special=False)
+        known = (*self._family.service.info.spec.eos_token_ids, *params.stop_token_ids)
+        if not ids or ids[0] not in tokenizer.special_ids or ids[0] in known:
+            return params
+        return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, ids[0]])
+
+    def _kept(self, output: Output, params: SamplingParams) -> tuple[list[int], str]:
+        """Tokens of an answer that are its text, and text of it that is only a part of a token."""
+        tokens, tokenizer = output.token_ids, self._family.tokenizer
+        if output.finish_reason != "stop" or not tokens:
+            return tokens, ""
+        if not isinstance(output.stop_reason, str):
+            ends = {*self._family.service.info.spec.eos_token_ids, *params.stop_token_ids}
+            return (tokens[:-1] if tokens[-1] in ends and not params.include_stop else tokens), ""
+        for count in range(len(tokens), 0, -1):
+            text = tokenizer.decode(tokens[:count], params.skip_special_tokens)
+            if output.text.startswith(text):
+                return tokens[:count], output.text[len(text) :]
+        return [], output.text
+
+    def _generation(self, result: Result, params: SamplingParams) -> Generation:
+        tokenizer, usage = self._family.tokenizer, result.usage
+        metas = []
+        for output in result.outputs:
+            meta: dict[str, Any] = {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+            meta |= {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+            meta["completion_tokens"] = len(output.token_ids)
+            if output.notes:
+                meta["notes"] = output.notes
+            if output.logprobs is not None:
+                meta["tokens"] = [tokenizer.token_text(one.token_id) for one in output.logprobs]
+            metas.append(meta)
+        if result.prompt_logprobs is not None:
+            metas[0]["prompt_logprobs"] = result.prompt_logprobs
+            metas[0]["prompt"] = [tokenizer.token_text(token) for token in result.prompt_token_ids]
+        logprobs = [output.logprobs or [] for output in result.outputs] if params.logprobs is not None else None
+        return Generation([output.text for output in result.outputs], metas, logprobs)
+
+
+def _draw(scores: Sequence[float], temperature: float) -> int:
+    """An index, with probabilities softmax(scores / temperature)."""
+    best = max(scores)
+    weights = [math.exp((score - best) / temperature) for score in scores]
+    return random.choices(range(len(scores)), weights)[0]
