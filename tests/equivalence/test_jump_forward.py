@@ -28,42 +28,70 @@ SCHEMA = {
 }
 
 
-def run(folder: Path | str, params: SamplingParams, **sections: Any) -> tuple[list[list[int]], int]:
-    """Tokens of all prompts, and the drafts accepted."""
+GREEDY = SamplingParams(max_tokens=60, regex=PATTERN, temperature=0.0)
+SEEDED = SamplingParams(max_tokens=60, regex=PATTERN, temperature=1.0, seed=3)
+
+
+def run(folder: Path | str, *params: SamplingParams, **sections: Any) -> tuple[list[list[int]], int]:
+    """Tokens of all prompts under each parameters in turn, and the drafts accepted."""
     with engine(folder, **sections) as running:
-        results = running.generate(PROMPTS, params)
+        results = [result for own in params for result in running.generate(PROMPTS, own)]
         running.check()
         return [result.token_ids for result in results], running.stats()["accepted_tokens"]
 
 
-@pytest.mark.parametrize("kind", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
-def test_tokens_are_those_without_drafts(tiny_model: Callable[[str], Path], kind: dict[str, Any]) -> None:
-    llama, params = tiny_model("llama"), SamplingParams(max_tokens=60, regex=PATTERN, **kind)
-    plain, accepted = run(llama, params, grammar=TOY, spec=[])
+@pytest.fixture(scope="module")
+def plain(tiny_model: Callable[[str], Path]) -> list[list[int]]:
+    """What is written without drafts: greedy, then seeded."""
+    tokens, accepted = run(tiny_model("llama"), GREEDY, SEEDED, grammar=TOY, spec=[])
     assert not accepted
-    for page, chunk, overlap, pool in pairwise([1, 4], [3, 64], ["off", "on"], [4096, 128]):
-        sections = {"cache": {"page_size": page, "tokens": pool}, "schedule": {"chunk": chunk}}
-        tokens, accepted = run(llama, params, grammar=TOY, engine={"overlap": overlap}, **sections)
-        assert tokens == plain, sections
-        assert accepted > 20
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Callable[[str], Path]) -> dict[float, int]:
+    """How many drafts are accepted, by temperature, where the grammar is the only drafter."""
+    return {own.temperature: run(tiny_model("llama"), own, grammar=TOY)[1] for own in (GREEDY, SEEDED)}
+
+
+@pytest.mark.parametrize(("page", "chunk", "overlap", "pool"), pairwise([1, 4], [3, 64], ["off", "on"], [4096, 128]))
+def test_tokens_are_those_without_drafts(
+    tiny_model: Callable[[str], Path], plain: list[list[int]], page: int, chunk: int, overlap: str, pool: int
+) -> None:
+    sections = {"cache": {"page_size": page, "tokens": pool}, "schedule": {"chunk": chunk}}
+    tokens, accepted = run(tiny_model("llama"), GREEDY, SEEDED, grammar=TOY, engine={"overlap": overlap}, **sections)
+    assert tokens == plain
+    assert accepted > 40
 
 
 @pytest.mark.parametrize(
-    ("other", "temperature"),
-    [("Right", 0.0), ("Right", 1.0), ("Wrong", 1.0), ("Tree", 1.0), ("Ngram", 0.0), ("Raises", 0.0), ("Nonsense", 0.0)],
+    ("other", "params"),
+    [
+        ("Right", GREEDY),
+        ("Right", SEEDED),
+        ("Wrong", SEEDED),
+        ("Tree", SEEDED),
+        ("Ngram", GREEDY),
+        ("Raises", GREEDY),
+        ("Nonsense", GREEDY),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.temperature}",
 )
-def test_other_drafters_continue_it(tiny_model: Callable[[str], Path], other: str, temperature: float) -> None:
+def test_other_drafters_continue_it(
+    tiny_model: Callable[[str], Path],
+    plain: list[list[int]],
+    alone: dict[float, int],
+    other: str,
+    params: SamplingParams,
+) -> None:
     """Named before or after: the grammar leads, the other goes on behind its chain, and no token changes."""
-    llama = tiny_model("llama")
-    params = SamplingParams(max_tokens=60, regex=PATTERN, temperature=temperature, seed=3)
-    plain, _ = run(llama, params, grammar=TOY, spec=[])
-    texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, plain, strict=True)]
-    alone = run(llama, params, grammar=TOY)[1]
+    expected = plain[: len(PROMPTS)] if params is GREEDY else plain[len(PROMPTS) :]
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, expected, strict=True)]
     more = {"use": f"{TOYS}:{other}", "texts": texts}
     for spec in ([more, {"use": "grammar"}], [{"use": "grammar"}, more]):
-        tokens, accepted = run(llama, params, grammar=TOY, spec=spec)
-        assert tokens == plain
-        assert accepted > alone or other != "Right"
+        tokens, accepted = run(tiny_model("llama"), params, grammar=TOY, spec=spec)
+        assert tokens == expected
+        assert accepted > alone[params.temperature] or other != "Right"
 
 
 def test_nothing_is_written_past_a_bound(tiny_model: Callable[[str], Path]) -> None:
@@ -86,17 +114,20 @@ def test_nothing_is_written_past_a_bound(tiny_model: Callable[[str], Path]) -> N
 @pytest.mark.parametrize("backend", ["xgrammar", "llguidance", "outlines"])
 def test_every_backend_with_and_without(tiny_model: Callable[[str], Path], backend: str) -> None:
     """Greedy and hot, valid whenever it is whole; what is cut says so."""
-    llama = tiny_model("llama")
-    for kind in ({"temperature": 0.0}, {"temperature": 1.5, "seed": 7}):
-        params = SamplingParams(max_tokens=120, json_schema=SCHEMA, **kind)
-        plain, _ = run(llama, params, grammar={"use": backend}, spec=[])
-        assert run(llama, params, grammar={"use": backend})[0] == plain, kind
-        with engine(llama, grammar={"use": backend}) as running:
-            for result in running.generate(PROMPTS, params):
-                if result.finish_reason == "stop":
-                    jsonschema.validate(json.loads(result.text), SCHEMA)
-                else:
-                    assert result.finish_reason == "length"
+    hot = [{"temperature": 0.0}, {"temperature": 1.5, "seed": 7}]
+    params = [SamplingParams(max_tokens=120, json_schema=SCHEMA, **kind) for kind in hot]
+    written = []
+    for drafts in ({"spec": []}, {}):
+        with engine(tiny_model("llama"), grammar={"use": backend}, **drafts) as running:
+            results = [result for own in params for result in running.generate(PROMPTS, own)]
+            running.check()
+        written.append([result.token_ids for result in results])
+    assert written[0] == written[1]
+    for result in results:
+        if result.finish_reason == "stop":
+            jsonschema.validate(json.loads(result.text), SCHEMA)
+        else:
+            assert result.finish_reason == "length"
 
 
 def test_canonical_forcing_says_so(tiny_model: Callable[[str], Path]) -> None:
@@ -110,7 +141,7 @@ def test_canonical_forcing_says_so(tiny_model: Callable[[str], Path]) -> None:
 
 @pytest.mark.real
 def test_the_default_model_writes_the_same_in_fewer_passes() -> None:
-    params = SamplingParams(max_tokens=60, json_schema=SCHEMA, temperature=0.0)
+    params = SamplingParams(max_tokens=40, json_schema=SCHEMA, temperature=0.0)
     texts = ["An order as JSON:", "Write the invoice.", "größe:", "{", "Yesterday we sold"]
     written, steps = [], []
     for spec in ([], [{"use": "grammar"}]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from equivalence.harness import Reference, assert_same, engine, greedy, pairwise
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 COUNT = 12
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))  # one where several workers share the machine
 QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about rain.",
@@ -32,7 +34,7 @@ class Real:
     def __init__(self, name: str, model: Any) -> None:
         self.name = name
         self.reference = Reference(model, cached=True)
-        torch.set_num_threads(2)
+        torch.set_num_threads(THREADS)
         with engine(name) as running:
             tokenizer = running.tokenizer
             chat = name == "smollm2-135m"  # the small Gemma is a base model, without a chat template
@@ -55,7 +57,7 @@ def check(real: Real, prompts: list[list[int]], *, drafter: str | None = None, *
     page = sections.get("cache", {}).get("page_size", 1)
     shares = sections.get("cache", {}).get("use", "radix") != "chunk"
     roomy = "tokens" not in sections.get("cache", {})
-    sections["engine"] = {"threads": 2, **sections.get("engine", {})}
+    sections["engine"] = {"threads": THREADS, **sections.get("engine", {})}
     with engine(real.name, drafter=drafter, texts=texts, **sections) as running:
         for warm in (False, True):
             for prompt, result, expected in zip(prompts, running.generate(prompts, greedy(COUNT)), truth, strict=True):
@@ -119,7 +121,7 @@ def test_prompt_logprobs_cold_warm_and_chunked(real: Real) -> None:
     prompts = [real.prompts[0], real.prompts[8]]
     scored = []
     for chunk in (16, 512):
-        with engine(real.name, schedule={"chunk": chunk}, engine={"threads": 2}) as running:
+        with engine(real.name, schedule={"chunk": chunk}, engine={"threads": THREADS}) as running:
             for _ in range(2):
                 results = running.generate(prompts, greedy(1, prompt_logprobs=0))
                 scored.append([[e.logprob for e in r.prompt_logprobs[1:]] for r in results])

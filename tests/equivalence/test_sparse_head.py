@@ -15,7 +15,7 @@ from phloem.plugins.model.native import NativeModel
 
 GRAMMAR = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
 PATTERN = r"(the|a) (quick|slow) (fox|dog)s? [a-z]{3,9}( and so on)?\."
-PROMPTS = prompts(4, high=30)
+PROMPTS = prompts(2, high=30)
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 4},
