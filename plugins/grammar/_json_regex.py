@@ -22,8 +22,20 @@ _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _DATE = f"(?:{_YEAR}-{_MONTH_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
+_DAYS = "[0-9]+D"
+_MONTHS = f"(?:[0-9]+M(?:{_DAYS})?|{_DAYS})"
+_SECONDS = "[0-9]+S"
+_MINUTES = f"(?:[0-9]+M(?:{_SECONDS})?|{_SECONDS})"
+_CLOCKED = f"T(?:[0-9]+H(?:{_MINUTES})?|{_MINUTES})"
+_DURATION = f"P(?:(?:[0-9]+Y(?:{_MONTHS})?|{_MONTHS})(?:{_CLOCKED})?|{_CLOCKED}|[0-9]+W)"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL = "[a-z0-9](?:[a-z0-9-]{0,14}[a-z0-9])?"
+_URI_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+_PATH = f"(?:/{_URI_CHAR}*)*"
+_URI = (
+    rf"[A-Za-z][A-Za-z0-9+.-]*:(?://(?:[A-Za-z0-9._~-]+(?::[0-9]{{1,5}})?)?{_PATH}|{_URI_CHAR}+{_PATH})"
+    rf"(?:\?(?:{_URI_CHAR}|[/?])*)?(?:#(?:{_URI_CHAR}|[/?])*)?"
+)
 _HEX = "[0-9a-fA-F]"
 _GROUP = f"{_HEX}{{1,4}}"
 _IPV6 = (
@@ -46,45 +58,9 @@ FORMATS: Mapping[str, str] = {
     "ipv6": _IPV6,
     "email": rf"[A-Za-z0-9_+-]{{1,16}}(?:\.[A-Za-z0-9_+-]{{1,16}}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
     "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,3}}",
+    "uri": _URI,
+    "duration": _DURATION,
 }
-
-
-class Layout:
-    """What stands between JSON's parts."""
-
-    def __init__(self, whitespace: str) -> None:
-        """`compact`: one space after a comma and a colon. `flexible`: at most 8 characters wherever JSON has them."""
-        flexible = whitespace == "flexible"
-        self.edge = r"[ \t\n\r]{0,8}" if flexible else ""  # inside brackets
-        self.comma = f"{self.edge},{self.edge}" if flexible else ", "
-        self.colon = f"{self.edge}:{self.edge}" if flexible else ": "
-
-    def value(self, value: Any) -> str:
-        """A value that is given, its strings spelled in one way."""
-        if isinstance(value, dict):
-            members = [f"{literal(dumps(key))}{self.colon}{self.value(item)}" for key, item in value.items()]
-            return self.object(self.comma.join(members), not members)
-        if isinstance(value, list):
-            return self.array(self.comma.join(map(self.value, value)), not value)
-        return literal(dumps(value))
-
-    def object(self, members: str, empty: bool) -> str:
-        """What lies between braces; `empty`: it may be nothing. No members, "", are nothing only."""
-        return self._enclosed(r"\{", members, empty, r"\}")
-
-    def array(self, items: str, empty: bool) -> str:
-        """What lies between brackets."""
-        return self._enclosed(r"\[", items, empty, r"\]")
-
-    def _enclosed(self, opening: str, body: str, empty: bool, closing: str) -> str:
-        inner = f"{body}{self.edge}" if body else ""
-        return f"{opening}{self.edge}{f'(?:{inner})?' if inner and empty else inner}{closing}"
-
-    def listed(self, item: str, least: int, most: int | None) -> str:
-        """`least`, and once at least, to `most` times the same, with commas; None is without bound, 0 gives ""."""
-        if most == 0:
-            return ""
-        return item + repeated(f"{self.comma}{item}", max(least - 1, 0), None if most is None else most - 1)
 
 
 def dumps(value: Any) -> str:
@@ -116,55 +92,46 @@ def string(least: int, most: int | None) -> str:
 
 
 def other_key(names: Iterable[str]) -> str:
-    """A string that is none of the names; it is written without escapes where there are names."""
+    """A string that is none of the names; without escapes where a name has a control character, spelled in two ways."""
     if not (names := list(names)):
         return string(0, None)
-    plain = [name for name in names if name == json.dumps(name, ensure_ascii=False)[1:-1]]
-    return f'"{_none_of(plain)}"'
+    if any(char < " " for name in names for char in name):
+        plain = [list(name) for name in names if dumps(name)[1:-1] == name]
+        return f'"{_none_of(plain, escapes=False)}"'
+    spelled = [[dumps(char)[1:-1] for char in name] for name in names]
+    return f'"{_none_of(spelled, escapes=True)}"'
 
 
-def _none_of(names: Sequence[str]) -> str:
-    """Any text of plain characters but these: by first characters, then by what follows each."""
-    plain = r"[^\"\\\x00-\x1f]"
+def _none_of(names: Sequence[Sequence[str]], escapes: bool) -> str:
+    """Any text but these names, each a list of characters as JSON spells them: by first ones, then by what follows."""
+    if not names:
+        return f"{_other_than([], escapes)}*"
     heads = sorted({name[0] for name in names if name})
-    branches = [f"{literal(head)}{_none_of([name[1:] for name in names if name[:1] == head])}" for head in heads]
-    barred = "".join(map(literal, heads))
-    branches.append(rf"[^\"\\\x00-\x1f{barred}]{plain}*" if heads else f"{plain}+")
-    return f"(?:{'|'.join(branches)}){'' if '' in names else '?'}" if names else f"{plain}*"
+    behind = {head: [name[1:] for name in names if name[:1] == [head]] for head in heads}
+    branches = [f"{literal(head)}{_none_of(rest, escapes)}" for head, rest in behind.items()]
+    branches.append(f"{_other_than(heads, escapes)}{_other_than([], escapes)}*")
+    return f"(?:{'|'.join(branches)})" + ("" if [] in [list(name) for name in names] else "?")
+
+
+def _other_than(heads: Sequence[str], escapes: bool) -> str:
+    """One character but these."""
+    plain = rf"[^\"\\\x00-\x1f{''.join(literal(head) for head in heads if len(head) == 1)}]"
+    if not escapes:
+        return plain
+    free = "".join(f"\\{letter}" if letter in '"\\' else letter for letter in '"\\bfnrt' if f"\\{letter}" not in heads)
+    return rf"(?:{plain}|\\(?:[{free}]|u00[01][0-9a-fA-F]))"
 
 
 def integer(low: float | None, high: float | None) -> str | None:
     """A whole number between bounds, which are in; None is without bound, and as the result: there is none."""
     least = None if low is None else math.ceil(low)
     most = None if high is None else math.floor(high)
-    below = _naturals(1 if most is None else max(1, -most), None if least is None else -least)
-    above = _naturals(0 if least is None else max(0, least), most)
+    below = naturals(1 if most is None else max(1, -most), None if least is None else -least)
+    above = naturals(0 if least is None else max(0, least), most)
     return any_of([None if below is None else f"-{below}", above])
 
 
-def number(low: int | None, high: int | None, *, above: bool = False, below: bool = False) -> str | None:
-    """A number between whole bounds, without an exponent. `above`, `below`: the bound itself is out."""
-    negative = positive = None
-    if low is None or low < 0:
-        least, open_end = (0, False) if high is None or high > 0 else (-high, below)
-        negative = _magnitude(least, open_end, None if low is None else -low, above)
-    if high is None or high >= 0:
-        least, open_end = (0, False) if low is None or low < 0 else (low, above)
-        positive = _magnitude(least, open_end, high, below)
-    return any_of([None if negative is None else f"-{negative}", positive])
-
-
-def _magnitude(least: int, above: bool, most: int | None, below: bool) -> str | None:
-    if most is not None and (most < least or (most == least and (above or below))):
-        return None
-    parts: list[str | None] = [rf"{least}\.[0-9]*[1-9][0-9]*" if above else None]
-    whole = _naturals(least + above, None if most is None else most - 1)
-    parts.append(None if whole is None else rf"{whole}(?:\.[0-9]+)?")
-    parts.append(None if most is None or below else rf"{most}(?:\.0+)?")
-    return any_of(parts)
-
-
-def _naturals(least: int, most: int | None) -> str | None:
+def naturals(least: int, most: int | None) -> str | None:
     """Whole numbers from `least`, which is not negative, to `most`."""
     if most is not None and most < least:
         return None

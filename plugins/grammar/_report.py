@@ -68,6 +68,24 @@ _SHAPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys((*_ONE, *_ONE_MORE), (dict, bool)),
     **{"type": (str, list), "uniqueItems": bool},
 }
+_TYPE_NAMES = sorted(TYPES)
+
+
+def misshapen(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keywords of one schema that have a value of the wrong kind, and why: what no backend can read."""
+    for key, value in schema.items():
+        keyword = "items[]" if key == "items" and isinstance(value, list) else key
+        shape = _SHAPES.get(keyword)
+        if shape is not None and (
+            not isinstance(value, shape) or (isinstance(value, bool) and shape in (int, (int, float)))
+        ):
+            yield key, f"{keyword} has a value of the wrong type: {type_of(value)}"
+        elif keyword == "type":
+            unknown = [one for one in ([value] if isinstance(value, str) else value) if one not in _TYPE_NAMES]
+            if unknown or not value:
+                yield key, f"{unknown[0] if unknown else 'an empty list'} is no type; {', '.join(_TYPE_NAMES)} are"
+        elif shape is int and value < 0:
+            yield key, f"{keyword} must not be negative"
 
 
 class Node(NamedTuple):
@@ -147,7 +165,7 @@ class _Walk:
             keyword = "items[]" if key == "items" and isinstance(value, list) else key
             judged = {JUDGES.get(keyword)} | ({"integer"} if JUDGES.get(keyword) == "number" else set())
             idle = any(value == no and type(value) is type(no) for no in _IDLE.get(keyword, ()))
-            lone = _NEEDS.get(keyword, keyword) not in schema
+            lone = _NEEDS.get(keyword, key) not in schema
             lone = lone or (keyword == "additionalItems" and not isinstance(schema.get("items"), list))
             lone = lone or (keyword == "if" and not {"then", "else"} & schema.keys())
             if not idle and not lone and (keyword not in JUDGES or judged & types):
@@ -155,14 +173,12 @@ class _Walk:
         return Node(schema, pointer, types, active, self.references)
 
     def _judge(self, node: Node) -> Iterator[tuple[str, str]]:
+        wrong = dict(misshapen(node.active))
         for keyword, value in node.active.items():
             if keyword in ANNOTATIONS or keyword.startswith("x-"):
                 continue
-            shape = _SHAPES.get(keyword)
-            if shape is not None and (
-                not isinstance(value, shape) or (isinstance(value, bool) and shape in (int, (int, float)))
-            ):
-                yield keyword, f"{keyword} has a value of the wrong type: {type_of(value)}"
+            if keyword in wrong:
+                yield keyword, wrong[keyword]
             elif (why := self._why(node, keyword, value)) is not None:
                 yield keyword, why
         if self.support.check is not None:

@@ -9,8 +9,9 @@ from phloem.constraint import Constraint
 
 from . import _tags
 from ._json_regex import any_of, repeated
+from ._notation import Notation
 from ._regex import literal, translate
-from ._schema_regex import schema_regex
+from ._schema_writer import written
 from ._text_regex import ANY, TooLongError, text_until, text_without
 
 
@@ -47,7 +48,7 @@ class _Writer:
         raise _tags.refuse(at, "outlines writes text only, no special tokens")
 
     def _json_schema_(self, node: dict[str, Any], at: str, ends: Sequence[str]) -> str:
-        return f"(?:{schema_regex(node['json_schema'], self.constraint, f'{at}/json_schema')})"
+        return f"(?:{written(node['json_schema'], self.constraint, Notation(), f'{at}/json_schema')})"
 
     def _regex_(self, node: dict[str, Any], at: str, ends: Sequence[str]) -> str:
         return translate(node["pattern"], self.constraint.kind, f"{at}/pattern: ").rust

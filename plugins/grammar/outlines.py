@@ -12,12 +12,14 @@ from phloem.constraint import Constraint, Unenforced
 from phloem.errors import PluginError, RequestError
 from phloem.interfaces import PluginContext
 
-from . import _schema_regex, _tag_regex, _tags
+from . import _tag_regex, _tags
 from ._automaton import Automaton
 from ._bits import Mask, bitmask
 from ._index import Indexer
-from ._json_regex import Layout
+from ._notation import Layout, Notation
 from ._regex import literal, translate
+from ._schema_support import support
+from ._schema_writer import written
 
 if find_spec("outlines_core") is None:
     raise ImportError("outlines_core is not installed", name="outlines_core")
@@ -100,7 +102,7 @@ class Outlines:
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """For schemas, those in structural tags too; see `docs/structured-outlines.md`."""
-        return _tags.report(constraint, _schema_regex.SUPPORT)
+        return _tags.report(constraint, support(Notation()))
 
     def compile(self, constraint: Constraint) -> bytes:
         """The constraint's automaton. Raises RequestError (param=constraint.kind). Seconds, and gigabytes, at worst."""
@@ -120,10 +122,10 @@ class Outlines:
         if kind == "choices":
             return "|".join(map(literal, json.loads(value)))
         if kind == "json_object":
-            return _schema_regex.object_regex(Layout(constraint.whitespace))
+            return Notation().any_object(Layout(constraint.whitespace, Notation()))
         if kind == "structural_tag":
             return _tag_regex.tag_regex(constraint, map(self._tokenizer.token_text, self._tokenizer.special_ids))
-        return _schema_regex.schema_regex(json.loads(value), constraint)
+        return written(json.loads(value), constraint, Notation())
 
     @cached_property
     def _indexer(self) -> Indexer:

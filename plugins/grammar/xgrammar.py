@@ -19,54 +19,16 @@ from phloem.interfaces import PluginContext
 
 from . import _tags
 from ._bits import Mask, bitmask
-from ._plain_regex import plain
-from ._report import Node, Support
+from ._ebnf import Ebnf
+from ._ebnf_regex import matching
+from ._schema_support import support
+from ._schema_writer import written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from xgrammar import CompiledGrammar, GrammarMatcher, TokenizerInfo
 
 if find_spec("xgrammar") is None:
     raise ImportError("xgrammar is not installed", name="xgrammar")
-
-_WHITESPACE = 4  # most characters of whitespace at one place under `flexible`
-_DEPTH = 200  # nesting beyond which a schema is refused: the library recurses
-_MANY = 10_000  # of items or characters that a bound may name: rules grow with it
-_MONTHS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
-_YEAR = "[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3}"
-_DATE = f"({_YEAR})-({_MONTHS})"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-# The library takes 31 February for a date, and 01.2.3.4 for an address.
-_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_FORMATS = {"ipv4": rf"({_BYTE}\.){{3}}{_BYTE}", "date": _DATE, "date-time": f"({_DATE})T{_TIME}", "time": _TIME}
-_LENGTHS = frozenset({"minLength", "maxLength"})
-
-
-def _more(node: Node) -> Iterator[tuple[str, str]]:
-    """What the table cannot say: names that are required but nowhere declared, references by name."""
-    if str(node.active.get("$ref", "#"))[:2] not in ("#", "#/"):
-        yield "$ref", "xgrammar follows references by JSON pointer only"
-    names = node.active.get("required") or ()
-    for name in names:
-        if "object" in node.types and name not in (node.schema.get("properties") or {}):
-            yield "required", f"xgrammar does not require {name!r}, which `properties` does not declare"
-
-
-SUPPORT = Support(
-    backend="xgrammar",
-    keywords=frozenset({"type", "enum", "const", "anyOf", "oneOf", "$ref", "minLength", "maxLength", "pattern"})
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "items", "prefixItems", "minItems", "maxItems"}
-    | {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
-    formats=frozenset({*_FORMATS, "email", "uuid", "ipv6"}),
-    typed=frozenset({"minLength", "maxLength", "pattern", "format", "minimum", "maximum", "minItems", "maxItems"})
-    | {"exclusiveMinimum", "exclusiveMaximum", "minProperties", "maxProperties"},
-    beside={
-        **dict.fromkeys(("minLength", "maxLength"), frozenset({"pattern", "format"})),
-        **{"pattern": _LENGTHS | {"format"}, "format": _LENGTHS | {"pattern"}},
-    },
-    check=_more,
-)
 
 
 class XGrammarOptions(BaseModel):
@@ -161,12 +123,16 @@ class XGrammar:
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """By the table above, of every schema in the constraint."""
-        return _tags.report(constraint, SUPPORT)
+        return _tags.report(constraint, support(Ebnf()))
 
     def compile(self, constraint: Constraint) -> bytes:
         """Serialised. Raises RequestError(param=constraint.kind) with the library's message."""
         try:
             compiled = self._compiled(constraint)
+        except RecursionError:
+            raise RequestError(f"{constraint.kind} is nested too deeply", param=constraint.kind) from None
+        except UnicodeEncodeError:
+            raise RequestError(f"{constraint.kind} has half of a surrogate pair", param=constraint.kind) from None
         except (RuntimeError, ValueError) as error:
             text = re.sub(r"^\[[^\]]*\] \S+: ", "", str(error).strip())
             raise RequestError(f"{constraint.kind} is not valid: {text[:400]}", param=constraint.kind) from None
@@ -212,52 +178,42 @@ class XGrammar:
         compiler = GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         kind, value = constraint.kind, constraint.value
         if kind == "regex":
-            return compiler.compile_regex(plain(value, kind))
+            return compiler.compile_grammar(Ebnf().source(matching(value, kind)))
         if kind == "ebnf":
             return compiler.compile_grammar(value)
         if kind == "choices":
-            return compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, json.loads(value))))
+            return compiler.compile_grammar(_choices(json.loads(value)))
         if kind == "structural_tag":
-            tag = _with_lowered(_tags.parse(value))
+            tag = _with_grammars(*_tags.parse_at(value), constraint)
             return compiler.compile_structural_tag({"type": "structural_tag", "format": tag})
-        schema = {"type": "object"} if kind == "json_object" else _lowered(json.loads(value))
-        layout: dict[str, Any] = {"any_whitespace": False, "separators": (", ", ": ")}
-        if constraint.whitespace == "flexible":
-            layout = {"any_whitespace": True, "max_whitespace_cnt": _WHITESPACE}
-        return compiler.compile_json_schema(json.dumps(schema), strict_mode=kind == "json_schema", **layout)
+        schema = {"type": "object"} if kind == "json_object" else json.loads(value)
+        return compiler.compile_grammar(_source(schema, constraint))
 
 
-def _with_lowered(tag: Any) -> Any:
-    if isinstance(tag, list):
-        return [_with_lowered(item) for item in tag]
-    if not isinstance(tag, Mapping):
-        return tag
-    return {key: _lowered(item) if key == "json_schema" else _with_lowered(item) for key, item in tag.items()}
+def _source(schema: Any, constraint: Constraint, pointer: str = "#") -> str:
+    """A schema as a grammar."""
+    notation = Ebnf()
+    return notation.source(written(schema, constraint, notation, pointer))
 
 
-def _lowered(schema: Any, depth: int = 0) -> Any:
-    """The schema in words that the library reads as they are meant: patterns rewritten, dates with months' lengths.
+def _choices(texts: list[str]) -> str:
+    notation = Ebnf()
+    return notation.source(" | ".join(notation.literal(text) or '""' for text in texts))
 
-    Raises RequestError for bounds and nesting that would cost more than one request may.
+
+def _with_grammars(tree: Any, at: str, constraint: Constraint) -> Any:
+    """A checked tree of formats whose schemas and patterns are grammars of our own.
+
+    The library's schemas within tags take any whitespace, without end, whatever the setting.
     """
-    if depth > _DEPTH:
-        raise RequestError(f"json_schema is nested deeper than {_DEPTH}", param="json_schema")
-    if isinstance(schema, list):
-        return [_lowered(item, depth + 1) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    for bound in ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"):
-        if isinstance(schema.get(bound), int) and schema[bound] > _MANY:
-            raise RequestError(f"{bound} {schema[bound]} exceeds {_MANY}", param="json_schema")
-    kept = {
-        key: value if key in ("enum", "const", "default") else _lowered(value, depth + 1)
-        for key, value in schema.items()
-    }
-    if isinstance(kept.get("pattern"), str):
-        kept["pattern"] = f"^{plain(kept['pattern'], 'json_schema', 'pattern: ', in_json=True)}$"
-    elif kept.get("format") in _FORMATS:
-        pattern = f"^(?:{_FORMATS[kept.pop('format')]})$"
-        kept["pattern"] = f"^{plain(pattern, 'json_schema', in_json=True)}$"
-    if isinstance(kept.get("enum"), list) and "type" in kept:
-        del kept["type"]  # the walk has judged it
-    return kept
+    if isinstance(tree, list):
+        return [_with_grammars(item, f"{at}/{i}", constraint) for i, item in enumerate(tree)]
+    if not isinstance(tree, Mapping):
+        return tree
+    if tree.get("type") == "json_schema":
+        grammar = _source(tree["json_schema"], constraint, f"{at}/json_schema")
+    elif tree.get("type") == "regex":
+        grammar = Ebnf().source(matching(tree["pattern"], constraint.kind, f"{at}/pattern: "))
+    else:
+        return {key: _with_grammars(item, f"{at}/{key}", constraint) for key, item in tree.items()}
+    return {"type": "grammar", "grammar": grammar}

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import re
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -23,10 +24,12 @@ from phloem.model_spec import LayerSpec, ModelSpec
 from phloem.plugins.grammar import _json_regex as rx
 from phloem.plugins.grammar._automaton import Automaton
 from phloem.plugins.grammar._index import expanded_size
+from phloem.plugins.grammar._json_number import number
 from phloem.plugins.grammar._text_regex import TooLongError, text_until, text_without
 from phloem.plugins.grammar.outlines import Outlines
 
 BACKEND = backend("outlines")
+STEPS = [Decimal(step) for step in ("0.1", "-0.1", "0.001", "-0.001", "1", "-1", "0.00001", "-0.00001")]
 
 
 @cache
@@ -140,25 +143,37 @@ def test_anchors_in_some_alternatives_of_a_group_are_reported() -> None:
     assert "not a regular expression" in reported({"type": "string", "pattern": "("})[0][1]
 
 
-def test_numbers_between_bounds() -> None:
+def test_integers_between_bounds() -> None:
     rng = random.Random(1)
     for _ in range(300):
         low, high = (rng.choice([None, rng.randint(-130, 130)]) for _ in range(2))
-        above, below = low is not None and rng.random() < 0.5, high is not None and rng.random() < 0.5
-        whole, real = rx.integer(low, high), rx.number(low, high, above=above, below=below)
+        whole = rx.integer(low, high)
         ends = [end for end in (low, high) if end is not None]
         for value in [*(rng.randint(-1500, 1500) for _ in range(20)), *ends, 0, 1, -1]:
             fits = (low is None or value >= low) and (high is None or value <= high)
             assert (whole is not None and re.fullmatch(whole, str(value)) is not None) == fits
-        texts = [f"{rng.uniform(-150, 150):.2f}" for _ in range(20)] + [
-            f"{end}{more}" for end in ends for more in ("", ".0", ".5")
-        ]
-        for text in texts:
-            value = float(text)
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 3])
+def test_numbers_between_bounds(decimals: int) -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        low, high = (
+            rng.choice([None, Decimal(str(round(rng.choice([2, 130]) * rng.uniform(-1, 1), decimals)))])
+            for _ in range(2)
+        )
+        above, below = low is not None and rng.random() < 0.5, high is not None and rng.random() < 0.5
+        real = number(low, high, above=above, below=below)
+        ends = [end for end in (low, high) if end is not None]
+        texts = [f"{rng.uniform(-150, 150):.{rng.randrange(1, 4)}f}" for _ in range(20)]
+        texts += [f"{end}{more}" for end in ends for more in ("0", "5", "000") if "." in str(end)]
+        texts += [str(end) for end in ends] + [format(end + step, "f") for end in ends for step in STEPS]
+        for text in {text for text in texts if not text.startswith("-0") or Decimal(text)}:
+            value = Decimal(text)
             fits = (low is None or value > low or (value == low and not above)) and (
                 high is None or value < high or (value == high and not below)
             )
-            assert (real is not None and re.fullmatch(real, text) is not None) == fits, (low, high, text)
+            assert (real is not None and re.fullmatch(real, text) is not None) == fits, (low, high, text, real)
 
 
 def test_other_keys_are_all_but_the_named_ones() -> None:

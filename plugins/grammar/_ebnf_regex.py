@@ -1,7 +1,7 @@
-"""Regular expressions with Python's meaning, written with literals, explicit classes, groups and counts only.
+"""Regular expressions with Python's meaning as expressions of xgrammar's EBNF: classes, groups and counts.
 
-That is what every library reads alike. Classes of Unicode are narrowed to parts that all agree on: what matches the
-rewritten pattern matches the given one.
+Classes of Unicode are narrowed to parts on which Python and ECMAScript agree: what matches the expression matches the
+pattern. The library's own reader of patterns differs from Python in places, and takes `(ab+)?` for `a?(b+)?`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,35 @@ _SPACES += [(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)]
 _WORD = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _LAST = sys.maxunicode
 _SURROGATES = (0xD800, 0xDFFF)
+_HEX = re.compile(r"\\u\{([0-9a-f]+)\}")
 _MANY = 1000  # repetitions beyond this are refused: automata grow with them
+
+_UNSPELLED = [(0, 31), (34, 34), (92, 92)]  # what JSON cannot have in a string as it is
+_SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # escapes of one letter
 
 Ranges = list[tuple[int, int]]
 
 
-_UNSPELLED = [(0, 31), (34, 34), (92, 92)]  # what JSON cannot have in a string as it is
-
-
-def plain(pattern: str, param: str, where: str = "", *, in_json: bool = False) -> str:
-    """A pattern that matches what `re.fullmatch(pattern, text)` matches, or part of it.
-
-    With `in_json` it is a keyword of a schema: searched for, and without what a JSON string must escape.
+def matching(pattern: str, param: str, where: str = "") -> str:
+    """The texts that `re.fullmatch(pattern, text)` matches, or part of them.
 
     Raises RequestError(param=param) with the place of what no automaton can follow.
     """
     translate(pattern, param, where)  # refuses, with positions, what is not regular
+    return generated(pattern, param, where)
+
+
+def generated(pattern: str, param: str = "", where: str = "") -> str:
+    """As `matching`, for a pattern that is written here."""
+    tree = _parser.parse(_HEX.sub(lambda code: f"\\U{int(code[1], 16):08x}", pattern))
+    return _Writer(param, where, tree.state.flags, in_json=False).alternatives(_unanchored(list(tree), search=False))
+
+
+def found_in_json(pattern: str, param: str, where: str = "") -> str:
+    """What may stand between the quotes of a JSON string whose value has a match of the pattern somewhere."""
+    translate(pattern, param, where)
     tree = _parser.parse(pattern)
-    barred = _UNSPELLED if in_json else []
-    return _Writer(param, where, tree.state.flags, barred).sequence(_unanchored(list(tree), in_json))
+    return _Writer(param, where, tree.state.flags, in_json=True).alternatives(_unanchored(list(tree), search=True))
 
 
 def _unanchored(items: list[Any], search: bool) -> list[Any]:
@@ -48,7 +58,7 @@ def _unanchored(items: list[Any], search: bool) -> list[Any]:
     begin = bool(items) and str(items[0][0]) == "AT"
     end = len(items) > begin and str(items[-1][0]) == "AT"
     inner = items[begin : len(items) - end]
-    if not search or not inner:
+    if not search or (begin and end and not inner):
         return inner
     if len(items) == 1 and str(items[0][0]) == "BRANCH":
         return [(items[0][0], (None, [_unanchored(list(option), True) for option in items[0][1][1]]))]
@@ -57,22 +67,43 @@ def _unanchored(items: list[Any], search: bool) -> list[Any]:
 
 
 class _Writer:
-    """Turns the parsed tree back into text."""
+    """Turns the parsed tree into text. Every method's result can stand in a sequence as it is."""
 
-    def __init__(self, param: str, where: str, flags: int, barred: Ranges) -> None:
+    def __init__(self, param: str, where: str, flags: int, *, in_json: bool) -> None:
         self._param, self._where = param, where
-        self._flags, self._barred = flags, barred
+        self._flags, self._in_json = flags, in_json
+        self._counted = False  # within a count: a character that may be escaped or not is not
 
     def _class(self, ranges: Ranges) -> str:
-        """One character of these ranges, but none that is barred."""
-        allowed = _inverse([*_inverse(ranges), *self._barred]) if self._barred else ranges
-        if not allowed:
-            raise RequestError(f"{self._where}a character that JSON must escape is refused", param=self._param)
-        return _spelled(allowed)
+        """One character of these ranges, as JSON spells it where it is in a string."""
+        if not self._in_json:
+            return _spelled(ranges) if ranges else self._nothing()
+        plain = _inverse([*_inverse(ranges), *_UNSPELLED])
+        escapes = [
+            code for low, high in ranges for code in range(low, min(high, 92) + 1) if code < 32 or code in _SHORT
+        ]
+        if not ranges:
+            return self._nothing()
+        parts = [_spelled(plain)] if plain else []
+        escapes = [] if parts and self._counted else escapes
+        short = "".join(_SHORT[code].replace("\\", "\\\\") for code in escapes if code in _SHORT)
+        parts += [rf'"\\" [{short}]'] if short else []
+        if len([code for code in escapes if code < 32]) == 32:
+            parts.append(r'"\\u00" [01] [0-9a-fA-F]')
+        else:
+            parts += [rf'"\\u{code:04x}"' for code in escapes if code < 32]
+        return parts[0] if parts == [_spelled(plain)] else f"({' | '.join(parts)})"
+
+    def _nothing(self) -> str:
+        raise RequestError(f"{self._where}a class without a character matches nothing", param=self._param)
+
+    def alternatives(self, items: Sequence[Any]) -> str:
+        """A whole pattern: a list of parsed items."""
+        return f"({self.sequence(items)})"
 
     def sequence(self, items: Iterable[Any]) -> str:
-        """A list of parsed items."""
-        return "".join(self._item(str(name), argument) for name, argument in items)
+        """A list of parsed items; never without a text."""
+        return " ".join(filter(None, (self._item(str(name), argument) for name, argument in items))) or '""'
 
     def _item(self, name: str, argument: Any) -> str:
         if name in ("LITERAL", "NOT_LITERAL"):
@@ -84,12 +115,12 @@ class _Writer:
         if name == "IN":
             return self._class(self._members(argument))
         if name == "BRANCH":
-            return f"(?:{'|'.join(self.sequence(option) for option in argument[1])})"
+            return f"({' | '.join(self.sequence(option) for option in argument[1])})"
         if name == "SUBPATTERN":
             return self._group(*argument)
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
             return self._repeat(*argument)
-        if name == "AT" and not self._barred:  # `translate` knows that it stands at an end
+        if name == "AT" and not self._in_json:  # `translate` knows that it stands at an end
             return ""
         raise RequestError(f"{self._where}{name.lower()} cannot be enforced", param=self._param)
 
@@ -98,18 +129,19 @@ class _Writer:
         self._flags = (before | add) & ~remove
         text = self.sequence(items)
         self._flags = before
-        return f"(?:{text})"
+        return f"({text})"
 
     def _repeat(self, least: int, most: Any, items: Any) -> str:
-        text, endless = self.sequence(items), most == _parser.MAXREPEAT
+        endless = most == _parser.MAXREPEAT
+        counted, self._counted = self._counted, self._counted or (max(least, 0 if endless else most) > 1)
+        text = self.sequence(items)
+        self._counted = counted
         if least > _MANY or (not endless and most > _MANY):
             raise RequestError(f"{self._where}more than {_MANY} repetitions are refused", param=self._param)
-        if not text:
+        if most == 0:
             return ""
-        if endless:
-            return f"(?:{text})" + {0: "*", 1: "+"}.get(least, f"{{{least},}}")
-        some = f"(?:{text})" if most == 1 else f"(?:{text}){{{max(least, 1)},{most}}}"
-        return some if least else f"(?:{some}|)"  # a library reads (ab+)? as a?(b+)?
+        signs = {(0, _parser.MAXREPEAT): "*", (1, _parser.MAXREPEAT): "+", (0, 1): "?"}
+        return f"({text})" + signs.get((least, most), f"{{{least},{'' if endless else most}}}")
 
     def _members(self, items: Sequence[Any]) -> Ranges:
         ranges: Ranges = []
@@ -173,15 +205,10 @@ def _inverse(ranges: Ranges) -> Ranges:
 
 def _spelled(ranges: Ranges) -> str:
     """One character of these ranges."""
-    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _escaped(ranges[0][0])
     return f"[{''.join(_escaped(a) if a == b else f'{_escaped(a)}-{_escaped(b)}' for a, b in ranges)}]"
 
 
 def _escaped(code: int) -> str:
-    char = chr(code)
-    if char.isascii() and char.isalnum():
-        return char
     if 0x20 <= code < 0x7F:
-        return f"\\{char}" if char in r"\^$.|?*+()[]{}-/" else char
-    return f"\\u{{{code:x}}}" if code > 0xFFFF else f"\\u{code:04x}"
+        return f"\\{chr(code)}" if chr(code) in r"\^[]-" else chr(code)
+    return f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"
