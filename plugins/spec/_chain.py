@@ -54,8 +54,12 @@ class Chain:
 
     def _spell(self, text: bytes, memory: Memory) -> bool:
         """Add the tokens of a forced text, up to the first that usually is another one; False where it ends."""
-        cut = self._words.cut(tuple(self._text[-CONTEXT:]), text)
-        held = self._held(cut, text)
+        begin = self._words.useful(text, self._room - len(self.tokens))
+        cut = self._words.cut(tuple(self._text[-CONTEXT:]), begin)
+        held = (
+            self._held(cut, text) if len(begin) == len(text) else len(cut)
+        )  # there is no room for what lies at its end
+        text = begin
         for i, token in enumerate(cut):
             key = (self._text[-1], token)
             usual = token

@@ -59,6 +59,21 @@ class Words:
         exact = bool(whole) and b"".join(self.bytes[token] for token in tokens) == whole
         return tokens if exact else self.longest_match(text)
 
+    def useful(self, text: bytes, tokens: int) -> bytes:
+        """The beginning of a text that decides its first `tokens` tokens: all of it, unless it is much longer.
+
+        It ends before a space, where cuts seldom depend on what follows, else at a character; one token more fits in.
+        """
+        most = (tokens + 1) * self._longest
+        if len(text) <= most + self._longest:
+            return text
+        space = text.find(b" ", most, most + self._longest)
+        if space >= 0:
+            return text[:space]
+        while 0x80 <= text[most] < 0xC0 and most:
+            most -= 1
+        return text[:most]
+
     def longest_match(self, text: bytes) -> tuple[int, ...]:
         """The longest token that fits, again and again; stops where none does."""
         tokens: list[int] = []

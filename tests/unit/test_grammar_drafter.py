@@ -95,6 +95,47 @@ def test_forced_text_is_proposed_as_a_chain_and_the_matcher_stays() -> None:
     assert matcher.forced() == b"abcde"
 
 
+class Long:
+    """A matcher of one text that is long."""
+
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+        self.pieces, self.text = [piece.encode() for piece in vocabulary.pieces], text.encode()
+        self.ends = [0]
+
+    def forced(self) -> bytes:
+        return self.text[self.ends[-1] :]
+
+    def accept(self, token: int) -> bool:
+        end = self.ends[-1] + len(self.pieces[token])
+        fits = self.text[self.ends[-1] : end] == self.pieces[token]
+        self.ends += [end] * fits
+        return fits
+
+    def rollback(self, tokens: int) -> None:
+        del self.ends[len(self.ends) - tokens :]
+
+
+@pytest.mark.parametrize("text", ["abc de", "ab", "éab", "世é "])
+def test_of_a_long_forced_text_only_what_there_is_room_for_is_cut(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = Vocabulary(*LETTERS, " ", "abc", " de", "é", "世", "世é", "éab")
+    whole = text * 300_000
+    wanted = vocabulary.tokenizer.encode(text * 20)[:16]
+    lengths = []
+    encode = vocabulary.tokenizer.encode
+
+    def counted(text: str, **more: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, **more)
+
+    drafter = vocabulary.drafter()
+    monkeypatch.setattr(vocabulary.tokenizer, "encode", counted)
+    matcher = Long(vocabulary, whole)
+    draft = ask(drafter, matcher, vocabulary.ids("h", "a"))  # type: ignore[arg-type]
+    assert draft == Draft.chain(wanted)
+    assert max(lengths) < 200
+    assert matcher.ends == [0]
+
+
 def test_nothing_without_a_grammar_or_without_forced_text() -> None:
     vocabulary = Vocabulary(*LETTERS)
     assert ask(vocabulary.drafter(), None, [1]) is None
