@@ -10,10 +10,11 @@ from typing import Any, overload
 
 from phloem.choosing import METHODS
 from phloem.errors import RequestError
+from phloem.params import SamplingParams
 
 from .ir import Appendable, Expr, ExprList, Gen, Media, RoleBegin, RoleEnd, Select, SeparateReasoning, lift, message
 from .program import Program
-from .sampling import dtype_name, given
+from .sampling import dtype_name, given, typed
 from .session import as_backend, session
 
 token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized = METHODS
@@ -100,18 +101,22 @@ def gen(
         **more,
     )
     made = Gen(name=_name(name), given=set_, dtype=dtype_name(dtype), logprob_start=logprob_start_len)
-    made.params({})  # what is wrong in itself is told here, at the line that wrote it
+    SamplingParams(**typed(set_, made.dtype))  # what is wrong in itself is told here, at the line that wrote it
     return made
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, n: int | None = None, **more: Any) -> Expr:
-    """`gen` of a whole number; takes its other arguments by name."""
-    return gen(name, max_tokens, None, n, dtype=int, **more)
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, n: int | None = None, *rest: Any, **more: Any
+) -> Expr:
+    """`gen` of a whole number. Further positions are SGLang's: stop, stop_token_ids, stop_regex, temperature, ..."""
+    return gen(name, max_tokens, None, n, *rest, dtype=int, **more)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, n: int | None = None, **more: Any) -> Expr:
-    """`gen` of a text in double quotes; takes its other arguments by name."""
-    return gen(name, max_tokens, None, n, dtype=str, **more)
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, n: int | None = None, *rest: Any, **more: Any
+) -> Expr:
+    """`gen` of a text in double quotes; positions as in `gen_int`."""
+    return gen(name, max_tokens, None, n, *rest, dtype=str, **more)
 
 
 def select(
@@ -242,7 +247,11 @@ def Engine(model: str | None = None, /, *, model_path: str | None = None, **sect
     return LocalBackend.make(model if model is not None else model_path, **sections)
 
 
-Runtime = Engine  # in SGLang a server's process; programs cannot tell
+def Runtime(model: str | None = None, /, **options: Any) -> Any:
+    """A backend with a server of its own, in a process of its own: the arguments of `Engine`, and `server=...`."""
+    from .backends.runtime import Runtime
+
+    return Runtime(model, **options)
 
 
 def RuntimeEndpoint(base_url: str, *arguments: Any, **options: Any) -> Any:

@@ -71,7 +71,7 @@ class Program:
         for name in kwargs:
             if name not in self.arg_names and not self._open:
                 raise RequestError(
-                    f"{self.__name__} has no argument {name!r}{did_you_mean(name, self.arg_names)}", param=name
+                    f"{self.__name__} has no argument {name!r} {did_you_mean(name, self.arg_names)}", param=name
                 )
         return Program(self.func, {**self.bound, **kwargs})
 
@@ -172,7 +172,7 @@ class Program:
             known = [*self.arg_names, *_SAMPLING, *_OF_RUN]
             raise RequestError(
                 f"{self.__name__} has no argument {name!r}, and no sampling parameter is called so"
-                f"{did_you_mean(name, known)}",
+                f" {did_you_mean(name, known)}",
                 param=name,
             )
         return Call(args, {**self.bound, **own, **rest}, given(**sampling), start, sampling.get("logprob_start_len"))

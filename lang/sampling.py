@@ -35,7 +35,7 @@ def given(**values: Any) -> dict[str, Any]:
         if name not in NAMES:
             raise RequestError(
                 f"unknown sampling parameter {name!r}",
-                hint=f"known are SGLang's and those of SamplingParams{did_you_mean(name, NAMES)}",
+                hint=f"SGLang's names and the fields of SamplingParams are known {did_you_mean(name, NAMES)}",
                 param=name,
             )
     for name in ("stop", "stop_regex"):
