@@ -1,0 +1,67 @@
+"""Answers and failures of HTTP servers as this package's errors: what was wrong, at which server, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phloem.errors import (
+    AbortedError,
+    ContextError,
+    EngineDeadError,
+    PhloemError,
+    PluginError,
+    QueueFullError,
+    RequestError,
+    StepError,
+)
+
+_BY_STATUS: dict[int, type[PhloemError]] = {
+    429: QueueFullError,
+    499: AbortedError,
+    502: EngineDeadError,
+    503: EngineDeadError,
+    504: EngineDeadError,
+}
+_BY_TYPE: dict[str, type[PhloemError]] = {
+    StepError.kind: StepError,
+    AbortedError.kind: AbortedError,
+    EngineDeadError.kind: EngineDeadError,
+    QueueFullError.kind: QueueFullError,
+}
+MOST = 500  # characters of a foreign server's words that a message repeats
+
+
+def refused(status: int, body: Any, url: str) -> PhloemError:
+    """The error of a failed answer, or of an error event in a stream (`status` 0). `body` is JSON or text."""
+    detail = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(detail, dict):
+        detail = {"message": str(detail or "no message")[:MOST]}
+    message = str(detail.get("message") or detail.get("detail") or "no message")
+    kind = _BY_TYPE.get(str(detail.get("type")))
+    if detail.get("code") == ContextError.code:
+        kind = ContextError
+    elif kind is None:
+        wrong = 400 <= status < 500 or detail.get("type") == RequestError.kind
+        kind = _BY_STATUS.get(status, RequestError if wrong else PhloemError)
+    param = detail.get("param")
+    error = kind(f"{url}: {message}", hint=_HINTS.get(status), param=param if isinstance(param, str) else None)
+    if status:
+        error.status = status
+    return error
+
+
+_HINTS = {
+    401: "give the server's key: api_key=...",
+    403: "give a key that may do this: api_key=...",
+}
+
+
+def unreachable(url: str, error: BaseException) -> EngineDeadError:
+    """The error of a server that does not answer, or that went away in the middle of an answer."""
+    what = str(error) or type(error).__name__
+    return EngineDeadError(f"{url} does not answer: {what[:MOST]}", hint="is the server running, and is this its URL?")
+
+
+def lacking(what: str, package: str) -> PluginError:
+    """The error of an optional package that is not installed."""
+    return PluginError(f"{what} needs the package {package}", hint="pip install 'phloem[lang]'")
