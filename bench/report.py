@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,8 @@ def _row(entry: dict[str, Any]) -> str:
         return f"| {entry['workload']} | {entry['peer']} | failed: {entry['error'][:120]} | | | | |"
     ours = [each["ours"]["metrics"] for each in entry["rounds"]]
     theirs = [each["theirs"]["metrics"] for each in entry["rounds"]]
-    low, middle, high = quartiles([b["s"] / a["s"] for a, b in zip(ours, theirs, strict=True)])
+    what = "s_valid" if "s_valid" in ours[0] else "s"  # under a schema, seconds per valid document
+    low, middle, high = quartiles([_over(b[what], a[what]) for a, b in zip(ours, theirs, strict=True)])
 
     def median(runs: list[dict[str, float]], name: str, form: str) -> str:
         return format(statistics.median(run[name] for run in runs), form)
@@ -34,6 +36,36 @@ def _row(entry: dict[str, Any]) -> str:
         f"| {median(ours, 'out_tok_s', '.1f')} | {median(theirs, 'out_tok_s', '.1f')} "
         f"| {middle:.2f} ({low:.2f} to {high:.2f}, n={len(ours)}) |"
     )
+
+
+def _over(theirs: float, ours: float) -> float:
+    return 0.0 if math.isinf(ours) else theirs / ours
+
+
+def _documents(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Constrained runs: what the documents were, and what a valid one took."""
+    rows = []
+    for entry in results:
+        for side, name in (("ours", "phloem"), ("theirs", entry["peer"])):
+            runs = [each[side]["metrics"] for each in entry["rounds"] if "s_valid" in each[side]["metrics"]]
+            if runs:
+                counts = " / ".join(f"{sum(run[kind] for run in runs):.0f}" for kind in ("valid", "cut", "wrong"))
+                tokens = statistics.median(run["tokens_a_document"] for run in runs)
+                seconds = statistics.median(run["s_valid"] for run in runs)
+                rows.append(f"| {entry['workload']} | {name} | {counts} | {tokens:.1f} | {seconds:.3f} |")
+    if not rows:
+        return []
+    head = [
+        "| workload | engine | documents valid / cut / wrong | tokens a document | s per valid document |",
+        "|---|---|---|---|---|",
+    ]
+    return [
+        "",
+        "Documents under a schema; *cut* ones met the token limit, a *wrong* one was ended invalid:",
+        "",
+        *head,
+        *rows,
+    ]
 
 
 def _sharing(results: Sequence[dict[str, Any]]) -> list[str]:
@@ -86,6 +118,7 @@ def markdown(results: Sequence[dict[str, Any]], report: dict[str, Any] | None = 
     ]
     if report is None:
         return "\n".join(lines)
+    lines += _documents(results)
     lines += _sharing(results)
     lines += _inside(report.get("profile"), report.get("tree"))
     machine = report["machine"]

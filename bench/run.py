@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import tree
+from bench.documents import judge
 from bench.process import PeerSpec, Worker, WorkerError
 from bench.report import markdown, write_docs
+from bench.workloads import load
 from phloem.plugins.command._machine import describe
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,6 +46,15 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def measured(worker: Worker, workload: str, number: int) -> dict[str, Any]:
+    """One run; of constrained ones the documents are judged here, by one validator for all engines."""
+    reply = worker.ask(workload=workload, variant=number)
+    if workload == "W6g":
+        data = load(workload, number)
+        reply["metrics"] |= judge(reply["documents"], data["schema"], data["max_tokens"], reply["metrics"]["s"])
+    return reply
+
+
 def pairs(ours: Worker, theirs: Worker, workload: str, rounds: int, patience: float) -> list[dict[str, Any]]:
     """Runs of both engines, one entry per round. A peer that takes longer than `patience` gets one round."""
     for worker in (ours, theirs):
@@ -51,7 +62,7 @@ def pairs(ours: Worker, theirs: Worker, workload: str, rounds: int, patience: fl
     done: list[dict[str, Any]] = []
     for number in range(1, rounds + 1):
         order = (ours, theirs) if number % 2 else (theirs, ours)
-        replies = {worker: worker.ask(workload=workload, variant=number) for worker in order}
+        replies = {worker: measured(worker, workload, number) for worker in order}
         done.append({"ours": replies[ours], "theirs": replies[theirs]})
         if replies[theirs]["metrics"]["s"] > patience:
             break

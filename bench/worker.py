@@ -28,7 +28,10 @@ def answer(peer: Any, command: dict[str, Any]) -> dict[str, Any]:
         reset()  # a second engine meets the variant that another has seen; this one must not have it cached
     metrics, waves = run(command["workload"], peer, data)
     counters = getattr(peer, "counters", None)
-    return {"metrics": metrics, "counters": counters(waves) if counters else {}}
+    reply: dict[str, Any] = {"metrics": metrics, "counters": counters(waves) if counters else {}}
+    if command["workload"] == "W6g":
+        reply["documents"] = [[peer.text(ids), len(ids)] for _, outputs in waves for ids in outputs]
+    return reply
 
 
 def main() -> None:

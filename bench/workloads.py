@@ -66,9 +66,7 @@ def run(name: str, peer: Peer, data: dict[str, Any]) -> tuple[Metrics, list[Wave
     elif name == "W5":
         _forks(call, data)
     elif name == "W6g":
-        outputs = call(data["prompts"], data["max_tokens"], data["schema"])
-        valid = getattr(peer, "valid", None)
-        extra = {"valid": float(sum(valid(ids) for ids in outputs))} if valid else {}
+        call(data["prompts"], data["max_tokens"], data["schema"])
     else:
         call(data["prompts"], data["max_tokens"])
     written = sum(len(ids) for _, outputs in call.waves for ids in outputs)
@@ -102,14 +100,14 @@ def least_prefill(waves: Sequence[Wave]) -> int:
     least = 0
     for prompts, outputs in waves:
         for prompt in prompts:
-            least += len(prompt) - min(_insert(trie, prompt), len(prompt) - 1)
+            least += len(prompt) - min(grow(trie, prompt), len(prompt) - 1)
         for prompt, output in zip(prompts, outputs, strict=True):
-            _insert(trie, prompt + output[:-1])
+            grow(trie, prompt + output[:-1])
     return least
 
 
-def _insert(trie: dict[int, Any], tokens: Tokens) -> int:
-    """Add a sequence; returns how many of its tokens were there."""
+def grow(trie: dict[int, Any], tokens: Tokens) -> int:
+    """Add a sequence to a trie; returns how many of its tokens were there."""
     node, known = trie, 0
     for token in tokens:
         known += token in node

@@ -69,13 +69,9 @@ class LlamaServer:
         with ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(lambda prompt: self._complete(prompt, max_tokens, schema), prompts))
 
-    def valid(self, ids: Tokens) -> bool:
-        """Whether an earlier output with these ids was JSON."""
-        try:
-            json.loads(self._texts[tuple(ids)])
-        except json.JSONDecodeError:
-            return False
-        return True
+    def text(self, ids: Tokens) -> str:
+        """The text of an earlier output with these ids."""
+        return self._texts[tuple(ids)]
 
     def close(self) -> None:
         """Stop the server."""

@@ -46,13 +46,9 @@ class MistralRS:
         self._texts = {index: reply.choices[0].text for index, reply in enumerate(replies)}
         return [[index] * reply.usage.completion_tokens for index, reply in enumerate(replies)]
 
-    def valid(self, ids: Tokens) -> bool:
-        """Whether the output that `ids` stands for is JSON."""
-        try:
-            json.loads(self._texts[ids[0]])
-        except json.JSONDecodeError:
-            return False
-        return True
+    def text(self, ids: Tokens) -> str:
+        """The output that `ids` stands for."""
+        return self._texts[ids[0]]
 
 
 def connect(folder: str) -> MistralRS:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from bench.stopwatch import Stopwatch
 from bench.workloads import Tokens, Wave, least_prefill
 from phloem import Engine, SamplingParams, __version__
 from phloem.batch import StepStats
@@ -14,30 +13,6 @@ from phloem.batch import StepStats
 # The methods through which the scheduler uses a prefix cache.
 CACHE_METHODS = ("match", "peek", "lease", "slots", "publish", "release", "evict", "counts")
 STEP_TIMES = ("plan_s", "build_s", "forward_s", "sample_s", "commit_s")
-
-
-class Stopwatch:
-    """Wraps a cache's methods on the instance and adds up their time, nested calls counted once."""
-
-    def __init__(self, cache: Any) -> None:
-        self.seconds = 0.0
-        self._depth = 0
-        for name in CACHE_METHODS:
-            setattr(cache, name, self._timed(getattr(cache, name)))
-
-    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
-                return method(*args, **kwargs)
-            self._depth = 1
-            begin = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - begin
-                self._depth = 0
-
-        return timed
 
 
 class StepLog:
@@ -74,7 +49,9 @@ class Phloem:
     def __init__(self, engine: Engine, *, profile: bool) -> None:
         self._engine = engine
         self._before = engine.stats()
-        self._watch = Stopwatch(engine.core.ledger.cache) if profile else None
+        self._watch = Stopwatch() if profile else None
+        if self._watch:
+            self._watch.wrap(engine.core.ledger.cache, CACHE_METHODS, "cache")
         self._log = StepLog(engine.core.counters) if profile else None
         self.about = {"phloem": __version__, "model": engine.model_path}
 
@@ -88,7 +65,7 @@ class Phloem:
         self._engine.flush_cache()
         self._before = self._engine.stats()
         if self._watch and self._log:
-            self._watch.seconds = 0.0
+            self._watch.seconds.clear()
             self._log.steps.clear()
 
     def counters(self, waves: Sequence[Wave]) -> dict[str, float]:
@@ -98,7 +75,8 @@ class Phloem:
         prompt_tokens = sum(len(prompt) for prompts, _ in waves for prompt in prompts)
         step_s = sum(grew[name] for name in STEP_TIMES)
         host_s = grew["plan_s"] + grew["build_s"] + grew["commit_s"]
-        watch = {"cache_s": self._watch.seconds, "cache_share": self._watch.seconds / step_s} if self._watch else {}
+        cache_s = self._watch.seconds["cache"] if self._watch else 0.0
+        watch = {"cache_s": cache_s, "cache_share": cache_s / step_s} if self._watch else {}
         return {
             **grew,
             "least_prefill": least_prefill(waves),
@@ -109,13 +87,9 @@ class Phloem:
             **(self._log.decode() if self._log else {}),
         }
 
-    def valid(self, ids: Tokens) -> bool:
-        """Whether an output is JSON."""
-        try:
-            json.loads(self._engine.tokenizer.decode(ids))
-        except json.JSONDecodeError:
-            return False
-        return True
+    def text(self, ids: Tokens) -> str:
+        """An output as text."""
+        return self._engine.tokenizer.decode(ids)
 
     def close(self) -> None:
         """Free the engine."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -37,13 +36,10 @@ class VLLM:
         results = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
 
-    def valid(self, ids: Tokens) -> bool:
-        """Whether an output is JSON."""
-        try:
-            json.loads(self._tokenizer.decode(ids, skip_special_tokens=True))
-        except json.JSONDecodeError:
-            return False
-        return True
+    def text(self, ids: Tokens) -> str:
+        """An output as text."""
+        written: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return written
 
 
 def connect(folder: str, dtype: str = "float32", share: bool = True, threads: int = 2, kv_gib: int = 5) -> VLLM:

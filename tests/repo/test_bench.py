@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import report, run
+from bench import attack, compiling, grammar, jump_time, pairs, report, run
+from bench.documents import judge
+from bench.pairs import in_turns
 from bench.process import PeerSpec, Worker, WorkerError
+from bench.stopwatch import Stopwatch
 from bench.workloads import Tokens, least_prefill, load
 from bench.workloads import run as run_workload
 
@@ -139,3 +145,67 @@ def test_patience_ends_the_rounds_of_a_slow_peer() -> None:
     done = run.pairs(fast, slow, "W2", 3, patience=5.0)  # type: ignore[arg-type]
     assert len(done) == 1
     assert (fast.asked, slow.asked) == (2, 2)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+def test_documents_are_valid_cut_or_wrong() -> None:
+    texts = [('{"a": 1}', 5), ('{"a": ', 8), ('{"b": 1}', 5), ("prose", 3)]
+    found = judge(texts, SCHEMA, most=8, seconds=3.0)
+    assert [found[kind] for kind in ("documents", "valid", "cut", "wrong")] == [4, 1, 1, 2]
+    assert (found["s_valid"], found["tokens_a_document"]) == (3.0, 5.25)
+
+
+def test_constrained_runs_are_compared_by_valid_documents() -> None:
+    """The peer is faster, but a third of what it wrote is of use."""
+    made = entry([2.0], [1.5])
+    made["workload"] = "W6g"
+    schema = {"required": ["a"]}
+    made["rounds"][0]["ours"]["metrics"] |= judge([('{"a": 1}', 4)] * 3, schema, 9, 2.0)
+    made["rounds"][0]["theirs"]["metrics"] |= judge([('{"a": 1}', 4), ("x", 9), ("{}", 2)], schema, 9, 1.5)
+    machine = {"processor": "p", "cores": 2, "memory_gib": 1.0, "flags": [], "versions": {}}
+    text = report.markdown([made], {"when": "now", "machine": machine})
+    assert "2.25 (2.25 to 2.25, n=1)" in text  # 1.5 s a document over 2/3 s
+    assert "| W6g | hf-static | 1 / 1 / 1 | 5.0 | 1.500 |" in text
+
+
+def test_turns_alternate() -> None:
+    order: list[str] = []
+    done = in_turns(3, lambda i: order.append(f"a{i}"), lambda i: order.append(f"b{i}"))
+    assert order == ["a0", "b0", "b1", "a1", "a2", "b2"]
+    assert len(done) == 3
+
+
+def test_nested_calls_are_timed_once() -> None:
+    watch = Stopwatch()
+    inner = watch.timed(lambda: time.sleep(0.01), "inner")
+    watch.timed(lambda: inner(), "outer")()
+    assert set(watch.seconds) == {"outer"}
+    inner()
+    assert watch.seconds["inner"] >= 0.01
+
+
+Bench = Callable[..., int]
+
+
+@pytest.mark.parametrize(
+    ("bench", "arguments", "expected"),
+    [
+        (grammar.main, "--batch 2 --rounds 1 --tokens 6", "masks and matchers: **"),
+        (jump_time.main, "--documents 2 --batch 1,2 --rounds 1 --tokens 6", "| 2 | W6 |"),
+        (compiling.main, "--requests 2 --rounds 1 --tokens 3", "| each | "),
+        (attack.main, "--kind deep --rounds 1 --seconds 1 --rate 3 --tokens 2 --vocabulary 512", "| deep | "),
+    ],
+    ids=lambda value: getattr(value, "__module__", None),
+)
+def test_grammar_benches_run(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Bench, arguments: str,
+    expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(pairs, "RESULTS", tmp_path)
+    shown: list[str] = []
+    assert bench([str(tiny_model("llama")), *arguments.split()], shown.append) == 0
+    assert expected in "\n".join(shown)
+    kept = json.loads(next(tmp_path.iterdir()).read_text())
+    assert expected in kept["text"]
