@@ -5,6 +5,7 @@ Every call makes a description and runs nothing; `state += description` does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
@@ -109,14 +110,14 @@ def gen_int(
     name: str | None = None, max_tokens: int | None = None, n: int | None = None, *rest: Any, **more: Any
 ) -> Expr:
     """`gen` of a whole number. Further positions are SGLang's: stop, stop_token_ids, stop_regex, temperature, ..."""
-    return gen(name, max_tokens, None, n, *rest, dtype=int, **more)
+    return gen(name, max_tokens, n=n, **_positions(rest), **more, dtype=int)
 
 
 def gen_string(
     name: str | None = None, max_tokens: int | None = None, n: int | None = None, *rest: Any, **more: Any
 ) -> Expr:
     """`gen` of a text in double quotes; positions as in `gen_int`."""
-    return gen(name, max_tokens, None, n, *rest, dtype=str, **more)
+    return gen(name, max_tokens, n=n, **_positions(rest), **more, dtype=str)
 
 
 def select(
@@ -272,6 +273,12 @@ def _name(name: Any) -> str | None:
     if name is not None and not isinstance(name, str):
         raise RequestError(f"a variable's name is a text, got {name!r}", param="name")
     return name
+
+
+def _positions(rest: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments of `gen` by name, from its `stop` on."""
+    names = list(inspect.signature(gen).parameters)
+    return dict(zip(names[names.index("stop") :], rest, strict=False))
 
 
 def _nothing_else(more: Mapping[str, Any], **others: Any) -> None:
