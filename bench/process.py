@@ -50,9 +50,10 @@ class WorkerError(RuntimeError):
 class Worker:
     """One engine, up from `__init__` to `close`; idle, it waits on a pipe and takes no time from the others."""
 
-    def __init__(self, spec: PeerSpec) -> None:
+    def __init__(self, spec: PeerSpec, module: str = "bench.worker") -> None:
+        """`module` is what the process runs; it speaks as bench.worker does."""
         self.spec = spec
-        command = [spec.python, "-m", "bench.worker", spec.adapter, json.dumps(spec.options)]
+        command = [spec.python, "-m", module, spec.adapter, json.dumps(spec.options)]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
