@@ -16,6 +16,7 @@ from .run import Run
 from .sampling import LOGPROBS, NAMES, RENAMED, given
 from .session import session
 from .state import State
+from .symbol import refuse_in_trace
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -163,6 +164,7 @@ class Program:
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Tell the body's arguments from the run's. Raises RequestError for a parameter out of range."""
+        refuse_in_trace(self.__name__)
         own = {name: value for name, value in kwargs.items() if name in self.arg_names}
         rest = {name: value for name, value in kwargs.items() if name not in own}
         start = {name: rest.pop(name) for name in tuple(rest) if name in _OF_RUN}

@@ -6,12 +6,14 @@ the tracer finds the mark again in what is appended. Whatever would need the val
 
 from __future__ import annotations
 
+import contextvars
 import linecache
 import re
 import secrets
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from .graph import Node
 
 _STDLIB = sysconfig.get_paths()["stdlib"]  # frames of its modules, and of what is installed below, are nobody's program
+
+
+_tracing: contextvars.ContextVar[Marks | None] = contextvars.ContextVar("phloem_lang_tracing", default=None)
 
 
 class TraceError(PhloemError):
@@ -102,9 +107,34 @@ class Marks:
         hint = "avoid it in what is traced: only a run knows what the model answers"
         if arguments:
             hint = f"give it: trace({', '.join(f'{name}=...' for name in arguments)}), or avoid this in what is traced"
-        error = TraceError(message, hint=hint)
+        return self.keep(TraceError(message, hint=hint))
+
+    def keep(self, error: TraceError) -> TraceError:
+        """Remember the first error."""
         self.error = self.error or error
         return error
+
+
+@contextmanager
+def traced(marks: Marks) -> Iterator[None]:
+    """What runs here is the body of a program that is traced."""
+    token = _tracing.set(marks)
+    try:
+        yield
+    finally:
+        _tracing.reset(token)
+
+
+def refuse_in_trace(program: str) -> None:
+    """A run inside of a trace would send marks to a model: raises TraceError. Called when a run begins."""
+    marks = _tracing.get()
+    if marks is not None:
+        raise marks.keep(
+            TraceError(
+                f"tracing {marks.program}: its body runs the program {program}{place(sys._getframe(1)).told()}",
+                hint=f"go on in the same state, {program}(s, ...), or avoid the run in what is traced",
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)

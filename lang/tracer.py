@@ -26,14 +26,13 @@ from .cell import Cell
 from .graph import Graph, Node
 from .reasoning import reasoning_name
 from .state import State
-from .symbol import Hole, Marks, Place, TraceError, is_programs, place
+from .symbol import Hole, Marks, Place, TraceError, is_programs, place, traced
 
 if TYPE_CHECKING:
     from .interpreter import Branch
     from .program import Program
 
 Expression = TypeVar("Expression", bound=ir.Expr)
-tracing: contextvars.ContextVar[Marks | None] = contextvars.ContextVar("phloem_lang_tracing", default=None)
 
 
 def trace_program(program: Program, given: Mapping[str, Any], backend: Any = None) -> Graph:
@@ -48,17 +47,15 @@ def trace_program(program: Program, given: Mapping[str, Any], backend: Any = Non
     arguments, unknown = _arguments(program, given, marks)
     graph = Graph(program.__name__, tuple(unknown))
     state = State(cast("Branch", TraceBranch(Trace(graph, marks))))
-    token = tracing.set(marks)
     try:
-        returned = program.func(state, **arguments)
-        if inspect.iscoroutine(returned):
-            _finish(returned)
+        with traced(marks):
+            returned = program.func(state, **arguments)
+            if inspect.iscoroutine(returned):
+                _finish(returned)
     except TraceError:
         raise
     except Exception as error:
         raise marks.error or _explained(error, marks, unknown) from error
-    finally:
-        tracing.reset(token)
     if marks.error is not None:
         raise marks.error
     return graph

@@ -277,6 +277,24 @@ def test_programs_within_programs() -> None:
     assert graph.nodes[-1].reads == (only(graph, "gen"),)
 
 
+def test_a_run_inside_of_a_trace_is_refused() -> None:
+    @pl.function
+    def inner(s: pl.State, word: str) -> None:
+        s += word
+
+    @pl.function
+    def outer(s: pl.State, q: str) -> None:
+        inner.run(q)
+
+    @pl.function
+    def many(s: pl.State, q: str) -> None:
+        inner.run_batch([{"word": q}])
+
+    for program in (outer, many):
+        with pytest.raises(TraceError, match=r"its body runs the program inner\n.*test_tracer.py:\d+: inner.run"):
+            program.trace()
+
+
 @pytest.mark.parametrize(
     ("action", "words"),
     [
