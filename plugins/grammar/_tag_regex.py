@@ -48,7 +48,7 @@ class _Writer:
         raise _tags.refuse(at, "outlines writes text only, no special tokens")
 
     def _json_schema_(self, node: dict[str, Any], at: str, ends: Sequence[str]) -> str:
-        return f"(?:{written(node['json_schema'], self.constraint, Notation(), f'{at}/json_schema')})"
+        return f"(?:{written(node['json_schema'], self.constraint, Notation(), _tags.written(f'{at}/json_schema'))})"
 
     def _regex_(self, node: dict[str, Any], at: str, ends: Sequence[str]) -> str:
         return translate(node["pattern"], self.constraint.kind, f"{at}/pattern: ").rust

@@ -7,6 +7,7 @@ by one backend at least.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from phloem.errors import RequestError
 from ._report import Support, unenforced
 
 KIND = "structural_tag"
+_LEGACY = re.compile(r"#/tags(/\d+)?(/.*)?", re.DOTALL)
 MAX_DEPTH = 64  # of formats within formats
 
 
@@ -90,7 +92,7 @@ def schemas(tree: Any, at: str) -> Iterator[tuple[str, Any]]:
     items = enumerate(tree) if isinstance(tree, list) else tree.items() if isinstance(tree, dict) else ()
     for key, item in items:
         if key == "json_schema":
-            yield f"{at}/{key}", item
+            yield written(f"{at}/{key}"), item
         else:
             yield from schemas(item, f"{at}/{key}")
 
@@ -106,7 +108,17 @@ def report(constraint: Constraint, support: Support) -> list[Unenforced]:
 
 def refuse(at: str, why: str) -> RequestError:
     """What is wrong, and where."""
-    return RequestError(f"{KIND}: {at}: {why}", param=KIND)
+    return RequestError(f"{KIND}: {written(at)}: {why}", param=KIND)
+
+
+def written(at: str) -> str:
+    """A pointer as the user wrote it: the tags of a legacy form, whose tree lies at "#", are its structures."""
+    match = _LEGACY.fullmatch(at)
+    if match is None:
+        return at
+    rest = (match[2] or "").removeprefix("/content")
+    rest = f"/schema{rest.removeprefix('/json_schema')}" if rest.startswith("/json_schema") else rest
+    return f"#/structures{match[1] or ''}{rest}"
 
 
 def trigger_of(begin: str, triggers: list[str]) -> list[str]:

@@ -211,7 +211,7 @@ def _with_grammars(tree: Any, at: str, constraint: Constraint) -> Any:
     if not isinstance(tree, Mapping):
         return tree
     if tree.get("type") == "json_schema":
-        grammar = _source(tree["json_schema"], constraint, f"{at}/json_schema")
+        grammar = _source(tree["json_schema"], constraint, _tags.written(f"{at}/json_schema"))
     elif tree.get("type") == "regex":
         grammar = Ebnf().source(matching(tree["pattern"], constraint.kind, f"{at}/pattern: "))
     else:

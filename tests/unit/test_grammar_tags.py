@@ -333,3 +333,35 @@ def test_schemas_in_a_tag_are_reported_with_their_place() -> None:
     assert [tuple(each) for each in found] == [
         ("#/format/elements/1/content/json_schema/uniqueItems", "llguidance ignores uniqueItems")
     ]
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "llguidance", "outlines"])
+@pytest.mark.parametrize(
+    ("structure", "triggers", "place"),
+    [
+        ({"begin": "<g>"}, ["<f"], "#/structures/0/begin: must start with one of the triggers"),
+        ({}, ["<f", "<g"], "#/triggers: no tag begins with '<g'"),
+        ({"schema": {"uniqueItems": True}}, ["<f"], "#/structures/0/schema/uniqueItems"),
+        ({"schema": {"properties": {"a": {"type": "strin"}}}}, ["<f"], "#/structures/0/schema/properties/a/type"),
+        ({"schema": [1]}, ["<f"], "#/structures/0/schema: must be a JSON schema"),
+    ],
+)
+def test_what_is_wrong_in_the_legacy_form_is_named_as_it_was_written(
+    name: str, structure: Tree, triggers: list[str], place: str
+) -> None:
+    value = {"structures": [{"begin": "<f>", "schema": {}, "end": ">"} | structure], "triggers": triggers}
+    constraint = Constraint(kind="structural_tag", value=json.dumps(value))
+    try:
+        found = [f"{pointer}: {why}" for pointer, why in grammar(name).unenforced(constraint)]
+    except RequestError as error:
+        found = [error.message.removeprefix("structural_tag: ")]
+    assert [one for one in found if one.startswith(place)], found
+    assert "#/tags" not in str(found)
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "outlines"])
+def test_a_schema_of_the_legacy_form_that_cannot_be_written_is_named_as_it_was_written(name: str) -> None:
+    structure = {"begin": "<f>", "schema": {"items": {"minItems": -1}}, "end": ">"}
+    value = json.dumps({"structures": [structure], "triggers": ["<f"]})
+    with pytest.raises(RequestError, match="#/structures/0/schema/items/minItems: minItems must not be negative"):
+        grammar(name).compile(Constraint(kind="structural_tag", value=value))
