@@ -125,6 +125,10 @@ _NO_SOURCE = {"use_attribute_docstrings": False}  # fields keep the docstrings o
 def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str]) -> type[Config]:
     """A Config whose sections are typed by the chosen plugins' options. An unusable plugin adds a problem."""
 
+    def complain(path: KeyPath, error: PluginError) -> None:
+        hint = f"; {error.hint}" if error.hint else ""
+        problems.append(f"{_where(layers, path)}: {dotted(path)}: {error.message}{hint}")
+
     def section(path: KeyPath, kind: str, base: type[s.PluginSection]) -> type[s.PluginSection]:
         uses = (get(layer.data, (*path, "use")) for layer in reversed(layers))
         use = next((use for use in uses if use is not None), None)
@@ -132,8 +136,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
             if use:  # a list item without it is reported by validation, or was when it was normalised
                 return exact_section(base, registry, kind, use)
         except PluginError as error:
-            hint = f"; {error.hint}" if error.hint else ""
-            problems.append(f"{_where(layers, (*path, 'use'))}: {dotted((*path, 'use'))}: {error.message}{hint}")
+            complain((*path, "use"), error)
         return create_model(base.__name__, __base__=base, __cls_kwargs__={"extra": "allow"})
 
     fields: dict[str, Any] = {}
@@ -149,6 +152,12 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
         for i, use in enumerate(uses):
             if use in uses[:i]:  # requests choose a sampler by its name
                 problems.append(f"{_where(layers, (name, i))}: samplers[{i}]: '{use}' is given twice")
+    also = next((held for layer in reversed(layers) if (held := get(layer.data, ("grammar", "also")))), None)
+    for i, use in enumerate(also if isinstance(also, (list, tuple)) else ()):
+        try:
+            registry.load("grammar", str(use))
+        except PluginError as error:
+            complain(("grammar", "also", i), error)
     exact: type[Config] = _with_fields(Config, fields)
     exact.layers = tuple(layers)
     return exact

@@ -38,6 +38,12 @@ LISTS: dict[str, tuple[str, type[s.PluginSection]]] = {
 PLAIN: dict[str, type[s.Section]] = {"engine": s.EngineSection, "server": s.ServerSection}
 SECTIONS = PLAIN | {path[0]: section for path, (_, section) in SLOTS.items() if len(path) == 1}
 NAMES = (*SECTIONS, *LISTS)
+_BARE = (
+    ("grammar", "also"),
+    ("server", "apis"),
+    ("server", "tool_parser"),
+    ("server", "reasoning_parser"),
+)  # plugins too
 _PREFIX = "PHLOEM_"
 
 
@@ -151,6 +157,10 @@ def _normalise(layers: Sequence[Layer], problems: list[str]) -> None:
                 items = []
             for i in range(len(items)):
                 _expand(layer, items, (name, i), problems)
+        for owner, key in _BARE:
+            held = layer.data.get(owner)
+            if isinstance(held, dict) and key in held:
+                held[key] = _absolute(layer, held[key])
     _settle_attention(layers, problems)
     for path, (_, section) in SLOTS.items():
         _drop_overridden(layers, path, set(section.model_fields))
@@ -198,8 +208,18 @@ def _expand(layer: Layer, parent: Any, path: KeyPath, problems: list[str]) -> No
         what = "use: must be a plugin's name" if isinstance(value, dict) else "must be a plugin's name or a mapping"
         problems.append(f"{layer.place(path)}: {dotted(path)}: {what}, got {use if use != 0 else value!r}")
         parent[key] = {"use": ""} if isinstance(parent, list) else {}
-    elif isinstance(use, str) and (".py:" in use or use.endswith(".py")):
-        value["use"] = os.path.normpath(os.path.join(layer.base, os.path.expanduser(use)))
+    elif isinstance(use, str):
+        value["use"] = _absolute(layer, use)
+
+
+def _absolute(layer: Layer, use: Any) -> Any:
+    """A plugin's name, where it is a file with its folder; of a list and of a mapping with `use` each in it."""
+    if isinstance(use, list):
+        return [_absolute(layer, one) for one in use]
+    if isinstance(use, dict):
+        return {key: _absolute(layer, one) if key == "use" else one for key, one in use.items()}
+    is_file = isinstance(use, str) and (".py:" in use or use.endswith(".py"))
+    return os.path.normpath(os.path.join(layer.base, os.path.expanduser(use))) if is_file else use
 
 
 def _settle_attention(layers: Sequence[Layer], problems: list[str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import queue
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -400,3 +401,38 @@ def test_many_callers_and_many_constraints(running: Engine) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(call, range(6)))
     assert running.stats()["grammar"]["compiled"] == before + 4
+
+
+# --- backends and parsers that the configuration names
+
+
+def test_a_further_backend_that_is_not_installed_is_an_error_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "phloem.plugins.grammar.llguidance", raising=False)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    path = tmp_path / "engine.yaml"
+    path.write_text("grammar:\n  use: none\n  also: [outlines, llguidance, outline]\n")
+    with pytest.raises(ConfigError) as error:
+        load_config(str(path), env={})
+    missing, unknown = error.value.problems
+    assert missing.startswith(f"{path}:3:20: grammar.also[1]: grammar plugin 'llguidance' cannot be imported")
+    assert missing.endswith("; pip install 'phloem[llguidance]'")
+    assert unknown.startswith(f"{path}:3:32: grammar.also[2]: ")
+    assert "did you mean 'outlines'?" in unknown
+
+
+def test_plugin_files_start_from_the_folder_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    (tmp_path / "mine.py").write_text("from phloem.plugins.grammar.outlines import Outlines as Mine\n")
+    path = tmp_path / "engine.yaml"
+    path.write_text(
+        "grammar: {use: none, also: ['./mine.py:Mine']}\n"
+        "server: {tool_parser: ./mine.py:Tools, reasoning_parser: {use: ./mine.py:Thoughts, opened: true}}\n"
+    )
+    config = load_config(str(path), env={})
+    assert config.grammar.also == (f"{tmp_path}/mine.py:Mine",)
+    assert config.server.tool_parser == f"{tmp_path}/mine.py:Tools"
+    assert config.server.reasoning_parser == {"use": f"{tmp_path}/mine.py:Thoughts", "opened": True}
