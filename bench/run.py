@@ -41,28 +41,31 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--phloem", default="phloem", help="options of phloem itself, as phloem:key=value")
     parser.add_argument("--rounds", type=int, default=VARIANTS, help="pairs per workload and peer, at most 3")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds: a peer slower than this runs once")
+    parser.add_argument("--requests", type=int, help="of W2, W3, W6 and W6g, at most: for a trial")
     parser.add_argument("--no-profile", action="store_true", help="skip the run that times steps and cache")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/benchmarks.md")
     return parser.parse_args(argv)
 
 
-def measured(worker: Worker, workload: str, number: int) -> dict[str, Any]:
+def measured(worker: Worker, workload: str, number: int, limits: dict[str, int]) -> dict[str, Any]:
     """One run; of constrained ones the documents are judged here, by one validator for all engines."""
-    reply = worker.ask(workload=workload, variant=number)
+    reply = worker.ask(workload=workload, variant=number, **limits)
     if workload == "W6g":
         data = load(workload, number)
         reply["metrics"] |= judge(reply["documents"], data["schema"], data["max_tokens"], reply["metrics"]["s"])
     return reply
 
 
-def pairs(ours: Worker, theirs: Worker, workload: str, rounds: int, patience: float) -> list[dict[str, Any]]:
+def pairs(
+    ours: Worker, theirs: Worker, workload: str, rounds: int, patience: float, limits: dict[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Runs of both engines, one entry per round. A peer that takes longer than `patience` gets one round."""
     for worker in (ours, theirs):
-        worker.ask(workload=workload, variant=0, max_tokens=WARM_TOKENS)
+        worker.ask(workload=workload, variant=0, **{**(limits or {}), "max_tokens": WARM_TOKENS})
     done: list[dict[str, Any]] = []
     for number in range(1, rounds + 1):
         order = (ours, theirs) if number % 2 else (theirs, ours)
-        replies = {worker: measured(worker, workload, number) for worker in order}
+        replies = {worker: measured(worker, workload, number, limits or {}) for worker in order}
         done.append({"ours": replies[ours], "theirs": replies[theirs]})
         if replies[theirs]["metrics"]["s"] > patience:
             break
@@ -72,13 +75,20 @@ def pairs(ours: Worker, theirs: Worker, workload: str, rounds: int, patience: fl
 def compare(ours: Worker, peers: list[PeerSpec], options: argparse.Namespace) -> list[dict[str, Any]]:
     """All pairs of all workloads and peers; a peer that fails is reported, not fatal."""
     results: list[dict[str, Any]] = []
+    limits = {"requests": options.requests} if options.requests else {}
+    workloads = options.workloads.split(",")
     for spec in peers:
-        theirs = Worker(spec)
         try:
-            for workload in options.workloads.split(","):
+            theirs = Worker(spec)
+        except (WorkerError, OSError) as error:
+            results += [{"workload": name, "peer": spec.label, "rounds": [], "error": str(error)} for name in workloads]
+            print(markdown(results[-len(workloads) :]).splitlines()[-1], flush=True)
+            continue
+        try:
+            for workload in workloads:
                 entry: dict[str, Any] = {"workload": workload, "peer": spec.label, "rounds": []}
                 try:
-                    entry["rounds"] = pairs(ours, theirs, workload, options.rounds, options.patience)
+                    entry["rounds"] = pairs(ours, theirs, workload, options.rounds, options.patience, limits)
                 except WorkerError as error:
                     entry["error"] = str(error)
                 results.append(entry)

@@ -17,12 +17,15 @@ from bench.workloads import load, run
 
 
 def answer(peer: Any, command: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one command: {"workload", "variant"} and optionally "max_tokens", or {"call": method name}."""
+    """Carry out one command: {"workload", "variant"}, optionally "max_tokens" and "requests" (at most so many), or
+    {"call": method name}."""
     if "call" in command:
         return {"value": getattr(peer, command["call"])()}
     data = load(command["workload"], command["variant"])
     if "max_tokens" in command:
         data["max_tokens"] = command["max_tokens"]
+    if "requests" in command and command["workload"] not in ("W1", "W4", "W5"):  # which have a shape of their own
+        data["prompts"] = data["prompts"][: command["requests"]]
     reset = getattr(peer, "reset", None)
     if reset:
         reset()  # a second engine meets the variant that another has seen; this one must not have it cached

@@ -209,3 +209,11 @@ def test_grammar_benches_run(
     assert expected in "\n".join(shown)
     kept = json.loads(next(tmp_path.iterdir()).read_text())
     assert expected in kept["text"]
+
+
+def test_a_peer_that_does_not_start_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    options = run.arguments(["--workloads", "W1,W6g"])
+    results = run.compare(None, [PeerSpec("no_such_engine"), PeerSpec("hf", "no/such/python")], options)  # type: ignore[arg-type]
+    assert [entry["workload"] for entry in results] == ["W1", "W6g"] * 2
+    assert all("error" in entry for entry in results)
+    assert "| W6g | no_such_engine | failed:" in capsys.readouterr().out
