@@ -262,12 +262,12 @@ def _compile(pipe: int, setup: Setup, backends: Mapping[str, Grammar], order: Or
             answer = _encoded(error, verdict=True)
         except RecursionError:
             answer = _encoded(RequestError(f"this {kind} is nested too deeply", param=kind), verdict=True)
-        except MemoryError:
-            problem = f"compiling this {kind} takes more memory than the {setup.memory} bytes allowed"
-            hint = "simplify it, or raise grammar.memory"
-            answer = _encoded(RequestError(problem, hint=hint, param=kind))
         except BaseException as error:  # a Rust library's panic is no Exception
-            answer = _encoded(PhloemError(f"the grammar backend failed: {type(error).__name__}: {error}"))
+            if isinstance(error, MemoryError) or "std::bad_alloc" in str(error):
+                problem = f"compiling this {kind} takes more memory than the {setup.memory} bytes allowed"
+                answer = _encoded(RequestError(problem, hint="simplify it, or raise grammar.memory", param=kind))
+            else:
+                answer = _encoded(PhloemError(f"the grammar backend failed: {type(error).__name__}: {error}"))
         write_frame(pipe, answer)
         os.close(pipe)  # now: taking the memory apart takes a while
     finally:

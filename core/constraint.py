@@ -30,7 +30,7 @@ class Unenforced(NamedTuple):
 
 
 def constraint_of(params: SamplingParams, whitespace: str) -> Constraint | None:
-    """The constraint that a request's parameters ask for. Raises RequestError for what is no JSON."""
+    """The constraint that a request's parameters ask for. Raises RequestError for what is no JSON or no text."""
     names = params.constraints
     if not names:
         return None
@@ -41,6 +41,10 @@ def constraint_of(params: SamplingParams, whitespace: str) -> Constraint | None:
         text = _json_text(name, value)
     else:
         text = json.dumps(value) if name == "choices" else value
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} has half of a surrogate pair", param=name) from None
     return Constraint(kind=name, value=text, strict=params.strict, whitespace=whitespace)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,12 +24,16 @@ from ._ebnf import Ebnf
 from ._ebnf_regex import matching
 from ._schema_support import support
 from ._schema_writer import written
+from ._shortest import shortest
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarMatcher, TokenizerInfo
 
 if find_spec("xgrammar") is None:
     raise ImportError("xgrammar is not installed", name="xgrammar")
+
+
+_LONGEST = 100_000  # characters that a rule may force: the library collects them all, in every step anew
 
 
 class XGrammarOptions(BaseModel):
@@ -134,8 +139,13 @@ class XGrammar:
         except UnicodeEncodeError:
             raise RequestError(f"{constraint.kind} has half of a surrogate pair", param=constraint.kind) from None
         except (RuntimeError, ValueError) as error:
+            if "bad_alloc" in str(error):
+                raise  # the process knows what that means
             text = re.sub(r"^\[[^\]]*\] \S+: ", "", str(error).strip())
             raise RequestError(f"{constraint.kind} is not valid: {text[:400]}", param=constraint.kind) from None
+        if (least := max(shortest(str(compiled.grammar)).values())) > _LONGEST:
+            problem = "no text ever ends" if least == math.inf else f"the shortest text has {least:.0f} characters"
+            raise RequestError(f"{constraint.kind}: {problem} under one of its rules", param=constraint.kind)
         data = compiled.serialize_json().encode()
         matcher, row = self.matcher(constraint, data), np.zeros_like(self._end_row)
         matcher.fill(row)
