@@ -12,10 +12,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.lang.minimum import CallLog, Note, least_prefill
+from bench.lang.programs import PROGRAMS
 from bench.lang.ways import Run, through_calls, through_language
+from phloem import Engine
 
 COUNTERS = ("prefill_tokens", "scored_tokens")
 Way = Callable[..., Run]
@@ -26,12 +29,8 @@ def engine_options(model: str) -> dict[str, Any]:
     return {"model": {"path": model, "dtype": "float32"}, "cache": {"tokens": 16384}}
 
 
-def in_process(model: str) -> Way:
+def in_process(engine: Engine) -> Way:
     """The language on an engine of this process, with the least prefill of its calls beside the counters."""
-    from bench.lang.minimum import CallLog, least_prefill
-    from phloem import Engine
-
-    engine = Engine(**engine_options(model))
     log = CallLog(engine)
 
     def run(name: str, size: int) -> Run:
@@ -46,24 +45,20 @@ def in_process(model: str) -> Way:
     return run
 
 
-def _calls(notes: list[Any]) -> int:
+def _calls(notes: Sequence[Note]) -> int:
     return sum(note.output is None for note in notes)
 
 
 def unshared(model: str) -> Way:
     """Calls of transformers."""
-    from bench.lang.unshared import UnsharedCalls
+    from bench.lang.unshared import UnsharedCalls  # imports transformers
 
     calls = UnsharedCalls(model)
     return lambda name, size: asyncio.run(through_calls(name, size, calls))
 
 
-def one_by_one(model: str) -> Way:
+def one_by_one(engine: Engine) -> Way:
     """Choices scored by the engine of this process one after another: each finds its prompt in the cache."""
-    from bench.lang.programs import PROGRAMS
-    from phloem import Engine
-
-    engine = Engine(**engine_options(model))
 
     def run(name: str, size: int) -> Run:
         cases = PROGRAMS[name].cases(size)
@@ -80,9 +75,9 @@ def one_by_one(model: str) -> Way:
 
 
 WAYS: dict[str, Callable[..., Way]] = {
-    "engine": in_process,
+    "engine": lambda model: in_process(Engine(**engine_options(model))),
+    "one-by-one": lambda model: one_by_one(Engine(**engine_options(model))),
     "transformers": unshared,
-    "one-by-one": one_by_one,
 }
 
 
