@@ -20,6 +20,7 @@ class _Choice:
 
     text: str = ""
     finish_reason: str | None = None
+    stop_reason: int | str | None = None  # which stop matched, where the server tells
     logprobs: list[TokenLogprob] | None = None
     tokens: list[str] = field(default_factory=list)
     values: list[float | None] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Answers:
         text = body.get("text") or (body.get("message") or body.get("delta") or {}).get("content") or ""
         choice.text += text
         choice.finish_reason = body.get("finish_reason") or choice.finish_reason
+        choice.stop_reason = body.get("stop_reason", choice.stop_reason)
         found = body.get("logprobs")
         if found:
             choice.logprobs = (choice.logprobs or []) + (_chat_items(found) if self._chat else _text_items(found))
@@ -73,7 +75,8 @@ class Answers:
         if details.get("cached_tokens") is not None:
             counts["cached_tokens"] = details["cached_tokens"]
         meta = [
-            {"finish_reason": choice.finish_reason, **counts} | ({"tokens": choice.tokens} if choice.tokens else {})
+            {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **counts}
+            | ({"tokens": choice.tokens} if choice.tokens else {})
             for choice in choices
         ]
         logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
