@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from . import scoring
 from .errors import ContextError, RequestError
 from .interfaces import LogitsProcessor, Policy
 from .memory import MemoryPlan
@@ -27,14 +28,18 @@ class Admission:
     policy: Policy
     processors: Mapping[str, LogitsProcessor]
     seed: int | None  # makes unseeded calls reproducible, one after another
+    step_tokens: int  # most tokens of one step
     _arrivals: int = field(default=0, init=False)
 
     def requests(self, call: GenerateCall) -> list[Request]:
         """The call's choices, ready to queue. Raises RequestError."""
-        self._check_prompt(call)
-        self._check_features(call)
+        if call.score is not None:
+            scoring.check(call, self.spec.vocab_size, self.step_tokens)
         params = call.params
-        asked = self.memory.max_total_tokens if params.max_tokens is None else len(call.prompt) + params.max_tokens
+        want = params.max_tokens if call.score is None else max(map(len, call.score))
+        self._check_prompt(call, want)
+        self._check_features(call)
+        asked = self.memory.max_total_tokens if want is None else len(call.prompt) + want
         seed = params.seed if params.seed is not None else self._draw_seed()
         stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(self.spec.eos_token_ids)
@@ -47,6 +52,8 @@ class Admission:
             request.stop_ids = stop_ids
             if params.prompt_logprobs is not None:
                 request.prompt_logprobs = [None]
+            if call.score is not None:
+                request.scoring = scoring.Scoring(call.score)
             made.append(request)
         return made
 
@@ -55,7 +62,7 @@ class Admission:
             return secrets.randbits(63)
         return (self.seed * 0x9E3779B97F4A7C15 + self._arrivals) & (2**63 - 1)
 
-    def _check_prompt(self, call: GenerateCall) -> None:
+    def _check_prompt(self, call: GenerateCall, want: int | None) -> None:
         if not call.prompt:
             raise RequestError("the prompt is empty", hint="give at least one token", param="prompt")
         low, high = min(call.prompt), max(call.prompt)
@@ -63,14 +70,14 @@ class Admission:
             bad = low if low < 0 else high
             raise RequestError(f"token {bad} is outside the vocabulary of {self.spec.vocab_size}", param="prompt")
         length, most = len(call.prompt), self.memory.max_total_tokens
-        want = call.params.max_tokens
         if length + (want or 1) > most:
-            asked = "at least 1 of output" if want is None else f"max_tokens {want}"
+            named = "max_tokens" if call.score is None else "score"
+            asked = "at least 1 of output" if want is None else f"{named} {want}"
             raise ContextError(
                 f"prompt of {length} tokens + {asked} = {length + (want or 1)} exceeds the limit of {most} tokens "
                 f"({self.memory.why_max})",
                 hint="shorten the prompt or lower max_tokens",
-                param="prompt" if length + 1 > most else "max_tokens",
+                param="prompt" if length + 1 > most else named,
             )
 
     def _check_features(self, call: GenerateCall) -> None:

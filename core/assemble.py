@@ -60,25 +60,31 @@ def build_parts(config: Config) -> Parts:
     cache = make("cache", config.cache, pools=pools, extras={"eviction": eviction})
     group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(model.spec.layers))]
     kv = KVStore(model.spec, [memory.tokens] * len(groups), group_of, _DTYPES[model.spec.dtype], device)
-    rows, limit = config.schedule.max_running, memory.max_total_tokens
-    ledger = Ledger(cache, pools, kv, rows=rows, context=limit, shares="sharing" in cache.capabilities)
+    limits, limit = config.schedule, memory.max_total_tokens
+    ledger = Ledger(
+        cache, pools, kv, rows=limits.max_running, context=limit, shares="sharing" in cache.capabilities,
+        hold_slots=int(limits.hold_share * memory.tokens), hold_idle_s=limits.hold_idle_s,
+    )  # fmt: skip
 
     drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
-    policy = make("schedule", config.schedule)
+    policy = make("schedule", limits)
 
     def host_bound(request: Request) -> bool:
         return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
 
-    scheduler = Scheduler(ledger, policy, config.schedule, drafting.propose, host_bound, config.engine.draft_tokens)
+    attention = _attention(config, model.spec, make)
+    trees = "tree_mask" in getattr(attention, "capabilities", ())
+    scheduler = Scheduler(ledger, policy, limits, drafting.propose, host_bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
-    attention = _attention(config, model.spec, make)
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
-    admission = Admission(model.spec, tokenizer, memory, policy_name, policy, processors, seed)
+    admission = Admission(
+        model.spec, tokenizer, memory, policy_name, policy, processors, seed, limits.max_tokens_per_step
+    )
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     ends = (drafting, observers, info, model.tokenizer, memory.text, config.engine.check)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from .request import Request
+    from .scoring import Tree
 
 IntArray = npt.NDArray[np.int32]
 
@@ -23,7 +24,7 @@ class Segment:
     """What one request contributes to a step: tokens [start, start + count) of its text, then its draft nodes.
 
     A segment whose committed tokens reach the end of the request's text (`samples`) is followed by sampling; only
-    such a segment may carry a draft.
+    such a segment may carry a draft, or, in its place, one of a scoring call whose tree it is (`scored`).
     """
 
     request: Request
@@ -32,6 +33,7 @@ class Segment:
     samples: bool
     draft: Draft | None = None
     prompt_logprobs: bool = False  # logits are wanted at every token of the chunk
+    scored: Tree | None = None  # continuations to score; its nodes are the draft
     epoch: int = 0  # request.retractions at planning; a retraction since then makes the results void
 
     @property
@@ -107,6 +109,7 @@ class StepStats:
     decode_tokens: int = 0  # tokens emitted
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    scored_tokens: int = 0  # of continuations to score, run: shared ones once, last ones not at all
     waiting: int = 0
     plan_s: float = 0.0
     build_s: float = 0.0

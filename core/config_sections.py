@@ -165,6 +165,10 @@ class ScheduleSection(PluginSection):
     """Requests that run at the same time."""
     max_waiting: Annotated[Size, Field(ge=1)] = 4096
     """Requests that may wait; one more is refused (HTTP 429)."""
+    hold_share: float = Field(default=0.5, ge=0, le=1)
+    """Most of the KV pool that ended calls of programs may keep locked to be continued; running requests go first."""
+    hold_idle_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """Seconds without use after which such a hold ends."""
 
     @model_validator(mode="after")
     def _chunk_fits(self) -> ScheduleSection:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from .choosing import join
 from .config import Config, load_config
 from .errors import ConfigError, EngineDeadError, RequestError
 from .messages import Event, GenerateCall
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 Prompt = str | list[int]
 T = TypeVar("T")
-_OF_CALL: Mapping[str, Any] = {"salt": str | None, "adapter": str | None, "routing_key": str | None, "priority": int}
+_OF_CALL: Mapping[str, Any] = {
+    "priority": int, **dict.fromkeys(("salt", "adapter", "routing_key", "group", "hold"), str | None)
+}  # fmt: skip
 
 
 class Engine:
@@ -119,12 +122,15 @@ class Engine:
     def generate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
         """Continue a prompt (text or token ids), or each of a list of them, all submitted at once.
 
-        `call` takes salt, adapter, priority and routing_key. Raises RequestError and others of phloem.errors; in a
-        list, the first error ends the call and aborts the rest.
+        `call` takes salt, adapter, priority, routing_key, group and hold. Raises RequestError and others of
+        phloem.errors; in a list, the first error ends the call and aborts the rest.
         """
         prompts, single = _as_list(prompt)
+        results = self._run([self._call(p, params, stream=False, **call) for p in prompts])
+        return results[0] if single else results
+
+    def _run(self, calls: Sequence[GenerateCall]) -> list[Result]:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        calls = [self._call(p, params, stream=False, **call) for p in prompts]
         collectors = {c.call_id: Collector(c.prompt, c.params.n) for c in calls}
         try:
             for made in calls:
@@ -135,8 +141,7 @@ class Engine:
         finally:
             for call_id, collector in collectors.items():
                 self.close_call(call_id, abort=not collector.done)
-        results = [collector.result for collector in collectors.values()]
-        return results[0] if single else results
+        return [collector.result for collector in collectors.values()]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> Iterator[Result]:
         """Yield deltas as they come: in each Result only what is new. Leaving the loop early aborts the call."""
@@ -155,21 +160,44 @@ class Engine:
     async def agenerate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
         """`generate` for asyncio. Cancelling it aborts the calls."""
         prompts, single = _as_list(prompt)
-
-        async def one(item: Prompt) -> Result:
-            made = self._call(item, params, stream=False, **call)
-            collector = Collector(made.prompt, made.params.n)
-            async for event in self.service().submit(made):
-                collector.add(event)
-            return collector.result
-
-        tasks = [asyncio.ensure_future(one(item)) for item in prompts]
+        calls = [self._call(item, params, stream=False, **call) for item in prompts]
+        tasks = [asyncio.ensure_future(self._arun(made)) for made in calls]
         try:
             results = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
         return results[0] if single else results
+
+    async def _arun(self, made: GenerateCall) -> Result:
+        collector = Collector(made.prompt, made.params.n)
+        async for event in self.service().submit(made):
+            collector.add(event)
+        return collector.result
+
+    def score(self, prompt: Prompt, choices: list[str] | list[list[int]], **call: Any) -> list[list[float]]:
+        """Per choice the natural log-probabilities of its tokens as a continuation of the prompt; raw, in float32.
+
+        All choices run as one tree in one forward pass. Texts are tokenised together with the prompt, and where a text
+        merges with the prompt's last token, its first token is that one (`phloem.choosing.join`). `call` is that of
+        `generate`; errors, too.
+        """
+        return self._run([self._scoring(prompt, choices, **call)])[0].scores or []
+
+    async def ascore(self, prompt: Prompt, choices: list[str] | list[list[int]], **call: Any) -> list[list[float]]:
+        """`score` for asyncio."""
+        return (await self._arun(self._scoring(prompt, choices, **call))).scores or []
+
+    def _scoring(self, prompt: Prompt, choices: Any, **call: Any) -> GenerateCall:
+        if not isinstance(choices, (list, tuple)):
+            raise RequestError(f"choices must be a list, got {choices!r}", param="choices")
+        if choices and all(isinstance(choice, str) for choice in choices):
+            before, tail = ([], prompt) if isinstance(prompt, str) else (_token_ids(prompt), "")
+            joint = join(self.tokenizer, before, tail, choices)
+            prompt, choices = joint.prompt, joint.continuations
+        made = self._call(prompt, None, stream=False, **call)
+        made.score = [_token_ids(choice) for choice in choices]
+        return made
 
     async def astream(self, prompt: Prompt, params: SamplingParams | None = None, **call: Any) -> AsyncIterator[Result]:
         """`stream` for asyncio."""
@@ -196,8 +224,12 @@ class Engine:
         self._invoke(lambda core: core.check())
 
     def flush_cache(self) -> None:
-        """Drop cached state that no request uses."""
+        """Drop cached state that no request uses, and all holds."""
         self._invoke(lambda core: core.flush_cache())
+
+    def drop_hold(self, name: str) -> bool:
+        """Release what a call with `hold=name` left locked; False if nothing is."""
+        return self._invoke(lambda core: core.drop_hold(name))
 
     @property
     def model_path(self) -> str:

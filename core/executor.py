@@ -13,17 +13,17 @@ import torch
 
 from .batch import Batch, Plan, Segment
 from .filters import picked
-from .inputs import build, future_rows, prompt_rows
+from .inputs import build, future_rows, scored_rows
 from .interfaces import Attention, AttentionStep, Model, SparseHead
 from .masks import MaskFiller, Masks
 from .messages import TokenLogprob
 from .pool import KVStore, SlotTable
 from .sampler import Outcome, Pending, Sampler, prompt_logprobs
-
-# Prompt scoring runs the output head over whole chunks: in blocks, so that [rows, vocab] floats stay small.
-HEAD_BLOCK_ROWS = 256
+from .scoring import HEAD_BLOCK_ROWS, edge_logprobs
 
 T = TypeVar("T")
+# By segment: log-probabilities of prompt tokens, and those of the edges of a tree of continuations.
+Scores = tuple[dict[int, list[TokenLogprob]], dict[int, list[float]]]
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Launched:
 
     plan: Plan
     pending: Future[Pending]
-    prompt_scores: Future[dict[int, list[TokenLogprob]]]
+    scores: Future[Scores]
     build_s: float = 0.0
     spans: dict[str, float] = field(default_factory=dict)  # seconds of "forward" and "sample"
 
@@ -46,6 +46,8 @@ class SplitAttention:
 
     def __init__(self, prefill: Attention, decode: Attention) -> None:
         self._prefill, self._decode = prefill, decode
+        # no tree is ever run by the other
+        self.capabilities: frozenset[str] = getattr(prefill, "capabilities", frozenset())
 
     def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
         """Choose by the shape of the step."""
@@ -92,7 +94,7 @@ class Executor:
         pending = self._submit(
             lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, hidden.result(), masks.result()))
         )
-        scores = self._submit(lambda: self._score_prompts(plan, hidden.result()))
+        scores = self._submit(lambda: self._score(plan, hidden.result()))
         return Launched(plan, pending, scores, build_s, spans)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
@@ -135,16 +137,18 @@ class Executor:
         return logits[: len(rows)], [own[tokens.to(self.device)] for own, (_, tokens) in rest]
 
     @torch.inference_mode()
-    def _score_prompts(self, plan: Plan, hidden: torch.Tensor) -> dict[int, list[TokenLogprob]]:
-        """Logprobs of prompt tokens, by segment index: of the successors of the chunk's tokens."""
-        wanted = [(i, segment) for i, segment in enumerate(plan.segments) if segment.prompt_logprobs]
-        at = hidden.shape[0] - sum(prompt_rows(segment) for _, segment in wanted)
-        scores: dict[int, list[TokenLogprob]] = {}
-        for i, segment in wanted:
-            count = prompt_rows(segment)
-            scores[i] = self._score_chunk(segment, hidden[at : at + count])
-            at += count
-        return scores
+    def _score(self, plan: Plan, hidden: torch.Tensor) -> Scores:
+        """Logprobs of what follows the scored rows, which come after all sampled ones."""
+        counts = [len(scored_rows(segment)) for segment in plan.segments]
+        prompts: dict[int, list[TokenLogprob]] = {}
+        trees: dict[int, list[float]] = {}
+        blocks = torch.split(hidden[len(hidden) - sum(counts) :], counts)
+        for i, (segment, own) in enumerate(zip(plan.segments, blocks, strict=True)):
+            if segment.scored is not None:
+                trees[i] = edge_logprobs(segment.scored, own, self.model.logits)
+            elif segment.prompt_logprobs:
+                prompts[i] = self._score_chunk(segment, own)
+        return prompts, trees
 
     def _score_chunk(self, segment: Segment, hidden: torch.Tensor) -> list[TokenLogprob]:
         top = segment.request.params.prompt_logprobs or 0

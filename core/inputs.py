@@ -13,7 +13,7 @@ Int = npt.NDArray[np.int64]
 
 
 def build(plan: Plan, table: SlotTable, device: torch.device) -> Batch:
-    """The batch of a plan. `logits_rows` holds the sampled rows of all segments, then those of prompt logprobs.
+    """The batch of a plan. `logits_rows` holds the sampled rows of all segments, then the scored ones.
 
     A token that is still on the device stands as 0 in `tokens`; `future_rows` tells which.
     """
@@ -90,10 +90,13 @@ def _drafts(segments: list[Segment], first: Int, tokens: Int, positions: Int) ->
 def _logits_rows(segments: list[Segment], first: Int) -> Int:
     placed = list(zip(segments, first.tolist(), strict=True))
     parts = [np.arange(at + segment.count - 1, at + segment.rows) for segment, at in placed if segment.samples]
-    parts += [np.arange(at, at + prompt_rows(segment)) for segment, at in placed if segment.prompt_logprobs]
+    parts += [at + np.array(rows) for segment, at in placed if (rows := scored_rows(segment))]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
-def prompt_rows(segment: Segment) -> int:
-    """Tokens of a chunk whose successor is a prompt token too: those whose logits score the prompt."""
-    return min(segment.count, max(0, segment.request.prompt_len - 1 - segment.start))
+def scored_rows(segment: Segment) -> range:
+    """The queries of a segment whose logits score what follows: a prompt's, or those of a tree of continuations."""
+    if segment.scored is not None:
+        return range(segment.count - 1, segment.rows)
+    known = segment.request.prompt_len - 1 - segment.start  # chunk tokens whose successor is a prompt token too
+    return range(min(segment.count, max(0, known)) if segment.prompt_logprobs else 0)

@@ -394,7 +394,10 @@ class Service(Protocol):
         """The engine's counters."""
 
     async def flush_cache(self) -> None:
-        """Drop everything cached that no request uses."""
+        """Drop everything cached that no request uses, and all holds."""
+
+    async def drop_hold(self, name: str) -> bool:
+        """Release what a call with this hold left locked; False if nothing is."""
 
 
 class Api(Protocol):

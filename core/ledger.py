@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from .holds import Holds
 from .interfaces import Cache
 from .pool import KVStore, SlotPool, SlotTable
 from .request import Request
@@ -23,9 +24,11 @@ class Ledger:
     """All slot bookkeeping of the engine. Used by the scheduler, on the loop's thread."""
 
     def __init__(
-        self, cache: Cache, pools: Sequence[SlotPool], kv: KVStore, *, rows: int, context: int, shares: bool
-    ) -> None:
+        self, cache: Cache, pools: Sequence[SlotPool], kv: KVStore, *, rows: int, context: int, shares: bool,
+        hold_slots: int = 0, hold_idle_s: float = 0.0,
+    ) -> None:  # fmt: skip
         self.cache = cache
+        self.holds = Holds(cache, hold_slots, idle_s=hold_idle_s)
         self.pools = tuple(pools)
         self.kv = kv
         self.shares = shares  # the cache promises that a published prefix can be matched
@@ -122,14 +125,17 @@ class Ledger:
             table[request.row, lease.length : published.lease.length] = kept
         request.lease = published.lease
 
-    def release(self, request: Request, *, publish: bool) -> None:
-        """Take everything from a request. `publish` keeps its computed tokens in the cache."""
+    def release(self, request: Request, *, publish: bool, hold: str | None = None) -> None:
+        """Take everything from a request. `publish` keeps its computed tokens in the cache, `hold` locks them there."""
         if request.lease is None:
             return
         if publish:
             self.publish(request, min(request.computed, len(request.tokens)))
         self.trim(request, request.lease.length)
-        self.cache.release(request.lease)
+        if hold is not None and self.shares:
+            self.holds.keep(hold, request.lease)
+        else:
+            self.cache.release(request.lease)
         self.table.give(request.row)
         request.lease = None
         request.row = -1
@@ -152,6 +158,7 @@ class Ledger:
     def check(self, running: Sequence[Request]) -> None:
         """Prove conservation: every page of every group has exactly one owner. Raises AssertionError."""
         self.cache.check()
+        self.holds.check()
         cached = self.cache.owned_pages()
         for group, (pool, usage) in enumerate(zip(self.pools, self.usage(running), strict=True)):
             parts = usage["free"] + usage["evictable"] + usage["protected"] + usage["leased"]

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from . import scoring
 from .admission import Admission
 from .batch import Plan, Segment, StepStats
 from .config import Config
@@ -250,7 +251,7 @@ class EngineCore:
         plan = launched.plan
         try:
             outcomes = iter(launched.outcomes())
-            scores = launched.prompt_scores.result()
+            prompt_scores, trees = launched.scores.result()
         except Exception as error:
             log.exception("step %d failed", self.counters.steps)
             failed = StepError(f"the step failed: {type(error).__name__}: {error}")
@@ -264,9 +265,12 @@ class EngineCore:
             if request.state is not State.RUNNING or request.retractions != segment.epoch:
                 continue  # finished, aborted or retracted since the launch: the result is void
             self._advance(segment, outcome, stats)
-            if i in scores and not request.prompt_logprobs_done:
-                request.prompt_logprobs += scores[i]
+            if i in prompt_scores and not request.prompt_logprobs_done:
+                request.prompt_logprobs += prompt_scores[i]
                 request.prompt_logprobs_done = len(request.prompt_logprobs) == request.prompt_len
+            if segment.scored is not None:
+                scoring.book(request, segment.scored, trees[i])
+                stats.scored_tokens += segment.scored.nodes
             self._conclude(request, outcome)
         self._account(launched, stats, time.perf_counter() - begin)
 
@@ -277,11 +281,15 @@ class EngineCore:
             request.in_flight -= segment.count
             request.future = request.future and request.in_flight > 0  # else this was the step that samples it
         end = segment.start + segment.count
-        request.computed = end
         in_prompt = max(0, min(end, request.prompt_len) - segment.start)
         stats.prefill_tokens += in_prompt
+        if segment.scored is not None and not segment.scored.last:
+            end -= 1  # the prompt's last token is run again, before the rest of the continuations
+        request.computed = end
         if in_prompt:
             self.ledger.publish(request, end)
+        if segment.scored is not None:
+            self.ledger.trim(request, end)
         if outcome is None:
             return
         if segment.draft is not None:
@@ -321,6 +329,7 @@ class EngineCore:
         return {
             **self.counters.snapshot(),
             "evicted_tokens": self.ledger.evicted,
+            "holds": self.ledger.holds.stats(),
             "retractions": self.scheduler.retractions,
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
             "grammar": self.parts.grammars.stats(),
@@ -335,8 +344,13 @@ class EngineCore:
         self.ledger.check(self.scheduler.running)
 
     def flush_cache(self) -> None:
-        """Drop all cached state that no request uses."""
+        """Drop all cached state that no request uses, and all holds."""
+        self.ledger.holds.clear()
         self.ledger.cache.reset()
+
+    def drop_hold(self, name: str) -> bool:
+        """Release a hold; False if there is none of that name."""
+        return self.ledger.holds.drop(name)
 
 
 def _refusal(call_id: str, error: Exception) -> Event:

@@ -11,7 +11,7 @@ from .params import SamplingParams
 
 
 class GenerateCall(msgspec.Struct, kw_only=True):
-    """One call: a prompt, and `params.n` independent choices continuing it; or, with `score`, continuations to score."""
+    """One call: a prompt, and `params.n` independent choices continuing it, or `score`."""
 
     call_id: str
     prompt: list[int]  # token ids, at least one

@@ -12,6 +12,7 @@ from .params import SamplingParams
 
 if TYPE_CHECKING:
     from .interfaces import Lease, Matcher
+    from .scoring import Scoring
     from .text import TextStream
 
 
@@ -76,6 +77,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_logprobs_done: bool = False
+    scoring: Scoring | None = None  # nothing is generated
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None

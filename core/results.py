@@ -42,6 +42,7 @@ class Result:
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None for the first token, which nothing precedes
     usage: Usage = field(default_factory=Usage)
+    scores: list[list[float]] | None = None  # of a scoring call
 
     @property
     def text(self) -> str:
@@ -89,6 +90,7 @@ class Collector:
         usage = self.result.usage
         if event.prompt_logprobs is not None and self.result.prompt_logprobs is None:
             self.result.prompt_logprobs = event.prompt_logprobs
+        self.result.scores = event.scores or self.result.scores
         if event.usage is not None:
             usage.prompt_tokens = event.usage.prompt_tokens
             usage.completion_tokens += event.usage.completion_tokens

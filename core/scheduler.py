@@ -13,6 +13,8 @@ from .interfaces import Policy
 from .ledger import Ledger
 from .prefix import common_prefix
 from .request import Request, State
+from .scoring import Tree
+from .siblings import shortest_first
 
 # A waiting request that shares less than this with one being prefilled does not wait for it.
 SHARED_PREFIX_TOKENS = 16
@@ -36,18 +38,21 @@ class Scheduler:
     propose: Callable[[Request, int], Draft | None]
     host_bound: Callable[[Request], bool]
     draft_tokens: int
+    branches: bool = True  # the attention takes trees of continuations, not only chains
     waiting: list[Request] = field(default_factory=list, init=False)
     running: list[Request] = field(default_factory=list, init=False)
     retractions: int = field(default=0, init=False)
     policy_error: Exception | None = field(default=None, init=False)  # raised by the policy in this plan; the loop acts
     # Share of the remaining output that admission keeps free; rises when it was too low.
     _reserve: float = field(default=0.3, init=False)
+    _crowded: Request | None = field(default=None, init=False)  # found no room for its continuations in a step
     _plan: Plan = field(default_factory=Plan, init=False)  # the one being made
 
     # --- arrivals and departures
 
     def add(self, request: Request) -> None:
         """Queue a request."""
+        self.ledger.holds.touch(request.call.hold)
         self.waiting.append(request)
 
     def drop(self, request: Request, *, publish: bool) -> None:
@@ -55,13 +60,15 @@ class Scheduler:
         if request.state in (State.RUNNING, State.WAITING):
             (self.running if request.state is State.RUNNING else self.waiting).remove(request)
         request.state = State.FINISHED
-        self.ledger.release(request, publish=publish)
+        ended = request.finish_reason in ("stop", "length")
+        self.ledger.release(request, publish=publish, hold=request.call.hold if ended else None)
 
     # --- planning
 
     def plan(self) -> Plan:
         """Choose the segments of the next step. Slots for all of them are allocated when this returns."""
         self._plan = Plan()
+        self.ledger.holds.expire()
         retractions = self.retractions
         self._plan_decodes()
         self._plan_prefills()
@@ -70,7 +77,7 @@ class Scheduler:
         return self._plan
 
     def _plan_decodes(self) -> None:
-        for request in list(self.running):
+        for request in sorted(self.running, key=lambda request: request is not self._crowded):
             if request.state is State.RUNNING and self._pending(request) == 1 and not self._must_wait(request):
                 self._plan_segment(request)
 
@@ -87,9 +94,24 @@ class Scheduler:
         if count < 1 or not self._make_room(request, start + count):
             return
         samples = count == self._pending(request)
+        if samples and request.scoring is not None:
+            self._plan_scoring(request, start, count)
+            return
         draft = self._draft(request, start, count) if samples and not request.future else None
         owes = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
-        self._plan.add(Segment(request, start, count, samples, draft, owes, request.retractions))
+        self._plan.add(Segment(request, start, count, samples, draft, owes, None, request.retractions))
+
+    def _plan_scoring(self, request: Request, start: int, count: int) -> None:
+        """The last tokens of a prompt, and behind them continuations to score: as many as fit, or none yet."""
+        assert request.scoring is not None
+        room = self.limits.max_tokens_per_step - self._plan.rows - count
+        slots = self.ledger.available + request.capacity - start - count
+        tree: Tree | None = request.scoring.tree(min(room, slots), branches=self.branches)
+        if tree is not None and tree.nodes > room:  # goes first in the next step, where it fits: arrival saw to that
+            self._crowded, tree, count = request, None, count - 1
+        if count and self._make_room(request, start + count + (tree.nodes if tree else 0)):
+            draft = tree.draft if tree else None
+            self._plan.add(Segment(request, start, count, False, draft, False, tree, request.retractions))
 
     @staticmethod
     def _pending(request: Request) -> int:
@@ -113,8 +135,10 @@ class Scheduler:
     # --- memory
 
     def _make_room(self, request: Request, tokens: int) -> bool:
-        """Extend a running request, retracting others (last of all: itself) until it fits."""
+        """Extend a running request, giving up holds and retracting others (last of all: itself) until it fits."""
         while not self.ledger.extend(request, tokens):
+            if self.ledger.holds.revoke():
+                continue
             victim = self._victim(request)
             self.retract(victim)
             if victim is request:
@@ -156,7 +180,7 @@ class Scheduler:
             return
         promised = sum(len(r.tokens) - r.capacity + self._needed_later(r) for r in self.running)
         try:
-            ordered = self._ordered()
+            ordered = shortest_first(self._ordered())
         except Exception as error:  # a plugin's: those it was to order fail, the running ones go on
             self.policy_error = error
             return
@@ -169,11 +193,20 @@ class Scheduler:
             self.ledger.admit(request)  # first: what it matches is not evictable any more
             need = len(request.tokens) - request.computed + self._needed_later(request)
             # Alone, a request always fits: arrival checked its limit against the pool.
-            if self.running and need > self.ledger.available - promised:
+            if self.running and not self._affordable(need + promised):
                 self.ledger.release(request, publish=False)
                 return
             self._start(request)
             promised += len(request.tokens) - request.capacity + self._needed_later(request)
+
+    def _affordable(self, slots: int) -> bool:
+        """Slots can be had without touching a running request, if need be by giving up holds."""
+        holds = self.ledger.holds
+        if slots > self.ledger.available + holds.tokens:
+            return False
+        while slots > self.ledger.available and holds.revoke():
+            pass
+        return slots <= self.ledger.available
 
     def _may_start(self) -> bool:
         """One more request fits the step's budgets."""
@@ -194,16 +227,18 @@ class Scheduler:
         """True while a running request is computing a prefix that this one could share (bounded)."""
         if not self.ledger.shares or request.deferred >= MAX_DEFERRED_STEPS:
             return False
-        limit = self.ledger.match_limit(request)
-        gain = 1 if request.deferred else SHARED_PREFIX_TOKENS  # who has waited waits to the prefix's end
-        have = self.ledger.peek(request) + max(gain, self.ledger.page_size)
-        if have > limit:
+        limit, group, page = self.ledger.match_limit(request), request.call.group, self.ledger.page_size
+        have = self.ledger.peek(request)
+        if have + page > limit:
             return False
         for other in self.running:
             if other.computed >= other.prompt_len or other.namespace != request.namespace:
                 continue  # what it published is in the tree already, and `peek` saw it
+            # For a declared sibling every token counts, and who has waited waits to the prefix's end.
+            close = request.deferred > 0 or (group is not None and other.call.group == group)
             shared = common_prefix(request.tokens, other.tokens, 0, min(limit, other.prompt_len))
-            if shared - shared % self.ledger.page_size >= have and other.computed < shared:
+            gain = shared - shared % page - have
+            if gain >= max(page, 1 if close else SHARED_PREFIX_TOKENS) and other.computed < shared:
                 return True
         return False
 

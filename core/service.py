@@ -70,5 +70,9 @@ class LocalService:
         """Drop everything cached that no request uses."""
         await self._invoke(lambda core: core.flush_cache())
 
+    async def drop_hold(self, name: str) -> bool:
+        """Release what a call with this hold left locked; False if nothing is."""
+        return await self._invoke(lambda core: core.drop_hold(name))
+
     async def _invoke(self, function: Callable[[EngineCore], T]) -> T:
         return await asyncio.wrap_future(self._core.invoke(function))

@@ -67,6 +67,8 @@ class Counters:
 
     def finished(self, request: Request) -> None:
         """A request has ended."""
+        if request.scoring is not None and request.finish_reason == "stop":
+            self.wrote(request, 0)  # its scores are its first and only result
         reason = request.finish_reason or "error"
         self.requests[reason] = self.requests.get(reason, 0) + 1
         self.whole.add(time.monotonic() - request.arrival_s)

@@ -75,6 +75,7 @@ def event(request: Request) -> Event | None:
             cached_tokens=request.cached_tokens or 0,
         )
         made.notes = request.notes
+        made.scores = request.scoring.result if request.scoring is not None else None
         if request.error is not None:
             made.error = error_info(request.error)
     return made if finished or made.token_ids else None

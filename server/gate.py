@@ -77,8 +77,12 @@ class Gate:
         return await self._inner.stats()
 
     async def flush_cache(self) -> None:
-        """Drop everything cached that no request uses."""
+        """Drop everything cached that no request uses, and all holds."""
         await self._inner.flush_cache()
+
+    async def drop_hold(self, name: str) -> bool:
+        """Release what a call with this hold left locked; False if nothing is."""
+        return await self._inner.drop_hold(name)
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new calls and wait for those in flight; False if some are left after `seconds`."""

@@ -37,6 +37,7 @@ COUNTERS = (
     Series("draft_tokens", "Draft tokens verified.", lambda s: s["draft_tokens"], "vllm:spec_decode_num_draft_tokens"),
     Series("accepted_tokens", "Draft tokens accepted.", lambda s: s["accepted_tokens"],
            "vllm:spec_decode_num_accepted_tokens"),
+    Series("scored_tokens", "Tokens of choices run to score them.", lambda s: s["scored_tokens"]),
     Series("evicted_tokens", "Cached tokens evicted.", lambda s: s["evicted_tokens"]),
     Series("retractions", "Running requests put back into the queue.", lambda s: s["retractions"],
            "vllm:num_preemptions"),

@@ -96,8 +96,13 @@ class RemoteService:
         return value
 
     async def flush_cache(self) -> None:
-        """Drop everything cached that no request uses."""
+        """Drop everything cached that no request uses, and all holds."""
         await self._ask("flush_cache")
+
+    async def drop_hold(self, name: str) -> bool:
+        """Release what a call with this hold left locked; False if nothing is."""
+        dropped: bool = await self._ask("drop_hold", name)
+        return dropped
 
     # --- the supervisor's side
 
@@ -153,9 +158,9 @@ class RemoteService:
         else:
             future.set_result(reply.value)
 
-    async def _ask(self, what: Literal["stats", "flush_cache", "check"]) -> Any:
+    async def _ask(self, what: Literal["stats", "flush_cache", "drop_hold"], *arguments: str) -> Any:
         ticket = next(self._tickets)
-        self._post(Ask(ticket, what))
+        self._post(Ask(ticket, what, list(arguments)))
         future = self._asks[ticket] = asyncio.get_running_loop().create_future()
         try:
             return await future

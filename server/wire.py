@@ -38,7 +38,8 @@ class Ask(msgspec.Struct, tag=True):
     """Do something between two steps and answer with a Reply."""
 
     ticket: int
-    what: Literal["stats", "flush_cache", "check"]
+    what: Literal["stats", "flush_cache", "check", "drop_hold"]
+    arguments: list[str] = []
 
 
 class Stop(msgspec.Struct, tag=True):

@@ -151,7 +151,7 @@ def _ask(core: Core, sender: Sender, ask: Ask) -> None:
             info = ErrorInfo(kind="internal_error", message=f"{type(error).__name__}: {error}", status=500)
             sender.send(Reply(ask.ticket, error=info))
 
-    core.invoke(lambda inner: getattr(inner, ask.what)()).add_done_callback(answer)
+    core.invoke(lambda inner: getattr(inner, ask.what)(*ask.arguments)).add_done_callback(answer)
 
 
 def _beat(core: Core, sender: Sender, interval_s: float) -> None:

@@ -60,6 +60,10 @@ class FakeService:
     async def flush_cache(self) -> None:
         """There is no cache."""
 
+    async def drop_hold(self, name: str) -> bool:
+        """Nothing is held."""
+        return False
+
 
 class NoModelYet:
     """A service whose model is still loading: only the routes' existence may be asked."""
