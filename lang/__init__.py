@@ -44,6 +44,7 @@ from .api import (
 )
 from .program import Program
 from .state import ProgramState, ProgramStateGroup, State, StateGroup
+from .symbol import TraceError
 
 __all__ = [
     "Engine",
@@ -55,6 +56,7 @@ __all__ = [
     "RuntimeEndpoint",
     "State",
     "StateGroup",
+    "TraceError",
     "assistant",
     "assistant_begin",
     "assistant_end",
