@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phloem.errors import RequestError
-from phloem.interfaces import Service
+from phloem.interfaces import Parser, Service
 
 from ._chat import ChatAnswer
-from ._constraint import Given, given_constraints, single
+from ._constraint import Given, as_format, given_constraints, single
 from ._params import chat_params, generate_call, new_id, thinking, usage_wanted
 from ._parsers import Formats
 from ._prompt import chat_prompt
@@ -58,10 +58,12 @@ def _must_follow(body: ChatBody, offered: Toolset, formats: Formats) -> Given | 
         return given
     if formats.tools is None:
         raise _no_parser()
-    if given is not None:
+    if given is not None and offered.choice == "auto":
+        return _content_or_calls(given, offered, formats.tools, body.strict)
+    if given is not None and given.name != "response_format":  # which speaks of content, and calls have none
         raise RequestError(
-            f"{given.name} and tools are given together",
-            hint="an answer that calls a tool cannot follow both; leave one out, or give tool_choice none",
+            f"{given.name} and tools are given together, and tool_choice asks for a call",
+            hint="leave one out, or give tool_choice auto (content follows it, or tools are called) or none",
             param=given.name,
         )
     tag = formats.tools.constraint(offered.tools, offered.choice, offered.parallel)
@@ -72,6 +74,25 @@ def _must_follow(body: ChatBody, offered: Toolset, formats: Formats) -> Given | 
         return None
     # of tools that are not strict, what a backend cannot enforce is noted and not refused
     return Given("tools", "structural_tag", tag, True if offered.strict else bool(body.strict))
+
+
+def _content_or_calls(given: Given, offered: Toolset, parser: Parser, strict: bool | None) -> Given:
+    """Content that follows what is given, or calls and nothing else, with arguments that follow their schemas."""
+    calls = parser.constraint(offered.tools, "required", offered.parallel)
+    content = as_format(given)
+    if calls is None or content is None:
+        raise RequestError(
+            f"{given.name} and tools are given together, and {given.field} cannot stand beside calls",
+            hint="give json_schema, json_object, regex, choices or a structural_tag with format; or tool_choice none",
+            param=given.name,
+        )
+    wanted = {choice for choice in (given.strict, True if offered.strict else None) if choice is not None}
+    if len(wanted) > 1:
+        raise RequestError(f"strict is false in {given.name}, and a tool is strict", hint="give one", param=given.name)
+    chosen = next(iter(wanted), strict)
+    place, tree = content
+    tag = {"type": "structural_tag", "format": {"type": "or", "elements": [tree, calls["format"]]}}
+    return Given(given.name, "structural_tag", tag, chosen, f"#/format/elements/0{place}")
 
 
 def _no_parser() -> RequestError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from phloem.errors import RequestError
@@ -26,6 +27,7 @@ class Given(NamedTuple):
     field: str  # of SamplingParams
     value: Any
     strict: bool | None = None  # None: the request's `strict` decides
+    at: str = ""  # where it lies in `value`, by JSON pointer, if that is more than what was given
 
     def fields(self, strict: bool | None) -> dict[str, Any]:
         """For SamplingParams. Raises RequestError where the request says `strict` in two ways."""
@@ -86,6 +88,23 @@ def _of_format(form: ResponseFormat) -> list[Given]:
     return []
 
 
+def as_format(given: Given) -> tuple[str, dict[str, Any]] | None:
+    """A constraint as a format of a structural tag, and the pointer in it to what was given; None where it is none."""
+    value = given.value
+    if given.field in ("json_schema", "json_object"):
+        schema = {"type": "object"} if given.field == "json_object" else value
+        with suppress(ValueError):
+            schema = json.loads(schema) if isinstance(schema, str) else schema
+        return "/json_schema", {"type": "json_schema", "json_schema": schema}
+    if given.field == "regex":
+        return "/pattern", {"type": "regex", "pattern": value}
+    if given.field == "choices":
+        return "", {"type": "or", "elements": [{"type": "const_string", "value": text} for text in value]}
+    if given.field == "structural_tag" and isinstance(value, dict) and "format" in value:
+        return "", value["format"]
+    return None
+
+
 def single(given: Sequence[Given]) -> Given | None:
     """The one constraint. Raises RequestError that names two, as the caller wrote them."""
     if len(given) > 1:
@@ -103,5 +122,7 @@ def in_callers_words(given: Given | None) -> Iterator[None]:
         if given is not None and error.param == given.field:
             if error.message.startswith(given.field):
                 error.message = given.name + error.message.removeprefix(given.field)
+            if given.at:
+                error.message = error.message.replace(given.at, "#")
             error.param = given.name
         raise

@@ -43,7 +43,7 @@ COMPLETIONS: Mapping[str, Inert] = {
 
 # What to say of a value outside the table; the default message names the accepted ones.
 REFUSALS: Mapping[str, str] = {
-    "functions": "functions cannot be honoured: give them as tools",
+    "functions": "functions cannot be honoured: give them as tools, and function_call as tool_choice",
     "function_call": "function_call cannot be honoured: give tools and tool_choice",
     "suffix": "suffix cannot be honoured: the served model continues text, it does not fill in the middle",
     "store": "store cannot be honoured: this server stores nothing",

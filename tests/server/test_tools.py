@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -303,6 +303,38 @@ def test_variables_of_the_template(run: Run) -> None:
     assert "Hm.Warm." in prompt
 
 
+# --- tools beside a constraint of the content
+
+
+def test_content_follows_the_format_unless_tools_are_called(run: Run) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+    params, _ = seen(run, {"tools": TOOLS, "response_format": form})
+    content, calls = params.structural_tag["format"]["elements"]
+    assert content == {"type": "json_schema", "json_schema": SCHEMA}
+    assert "weather" in json.dumps(calls)
+    assert SCHEMA in list(schemas(calls))
+    params, _ = seen(run, {"tools": [tool("weather", strict=True)], "choices": ["a"]})
+    content, calls = params.structural_tag["format"]["elements"]
+    assert content == {"type": "or", "elements": [{"type": "const_string", "value": "a"}]}
+    assert (SCHEMA in list(schemas(calls)), params.strict) == (True, True)
+    for reply, called in ((OSLO, True), ('{"city": "Oslo"}', False)):
+        message = chat(run, {"tools": TOOLS, "response_format": form}, reply)["choices"][0]["message"]
+        assert bool(message.get("tool_calls")) == called
+        assert message["content"] == (None if called else reply)
+
+
+def schemas(node: Any) -> Iterator[Any]:
+    """The JSON schemas in a format."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from [value] if key == "json_schema" else schemas(value)
+
+
+def test_a_call_that_must_be_is_not_content(run: Run) -> None:
+    alone, _ = seen(run, {"tools": TOOLS, "tool_choice": "required"})
+    both, _ = seen(run, {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}})
+    assert both.structural_tag == alone.structural_tag
+
+
 # --- parsers by name
 
 
@@ -397,6 +429,7 @@ def deep(levels: int) -> dict[str, Any]:
 ALLOWED = {"type": "allowed_tools"}
 NO_TOOLS = {"mode": "auto", "tools": []}
 OBJECT = {"type": "json_object"}
+LOOSE = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": False}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
@@ -420,11 +453,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [tool("a")] * 1025}, "tools", "two tools"),
     ({"tools": [tool(f"f{i}") for i in range(1025)]}, "tools", "1025 tools are given, at most 1024"),
     (
-        {"tools": TOOLS, "response_format": {"type": "json_object"}},
-        "response_format",
-        "response_format and tools are giv",
+        {"tools": TOOLS, "ebnf": 'root ::= "a"'},
+        "ebnf",
+        "ebnf and tools are given together, and ebnf cannot stand beside",
     ),
-    ({"tools": TOOLS, "regex": "a", "tool_choice": "required"}, "regex", "regex and tools are given together"),
+    (
+        {"tools": TOOLS, "regex": "a", "tool_choice": "required"},
+        "regex",
+        "regex and tools are given together, and tool_ch",
+    ),
+    (
+        {"tools": [tool("a", strict=True)], "response_format": LOOSE},
+        "response_format",
+        "strict is false in response_format, and a tool is strict",
+    ),
     ({"tools": [tool("a", strict=True)], "strict": False}, "strict", "the strict of tools differ"),
     (told(tool_calls=None), "messages[1].content", "is missing"),
     (told(tool_calls=[]), "messages[1].content", "is missing"),

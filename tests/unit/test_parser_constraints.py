@@ -7,9 +7,14 @@ import random
 from typing import Any
 
 import pytest
+from grammar_rig import backend, takes
 
+from phloem.constraint import Constraint
 from phloem.errors import RequestError
 from phloem.interfaces import PluginContext, Tool
+from phloem.plugins.api._chat_call import _content_or_calls
+from phloem.plugins.api._constraint import Given
+from phloem.plugins.api._tools import Toolset
 from phloem.plugins.grammar import _tags
 from phloem.registry import Registry
 from phloem.testing.parser import acceptor, calls_of, read, text_of
@@ -189,3 +194,27 @@ def test_optional_arguments_of_a_python_call_in_every_combination() -> None:
         assert accepts(f"[f({', '.join(f'{name}=1' for name in names)})]")
     for text in ("[f(b=1, a=1)]", "[f(a=1, a=1)]", "[f(, a=1)]", "[f(a=1,)]", "[f(d=1)]", "[f(a=x)]"):
         assert not accepts(text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_content_with_a_format_stands_beside_calls(name: str) -> None:
+    """What the chat route asks for where `response_format` and tools are given: xgrammar holds the answer to it."""
+    pytest.importorskip("xgrammar")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    given = Given("response_format", "json_schema", schema)
+    for strict in (False, True):
+        tool = Tool("f", "", {**schema, "additionalProperties": False}, strict)
+        both = _content_or_calls(given, Toolset((tool,)), parser(name), None)
+        constraint = Constraint(kind="structural_tag", value=json.dumps(both.value))
+        grammar = backend("xgrammar")
+        assert grammar.unenforced(constraint) == []
+        start = grammar.matcher(constraint, grammar.compile(constraint))
+        call = parser(name).format.forms[0].text([("f", '{"ok": true}')])
+        for text, taken in (
+            ('{"ok": true}', True),
+            (call, True),
+            ("text", False),
+            (f'{{"ok": true}}{call}', False),
+            (call.replace("ok", "no").replace("f", "g", 1), False),
+        ):
+            assert takes(start, text.encode()) == taken, text
