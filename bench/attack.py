@@ -24,7 +24,7 @@ from typing import Any
 from bench.attacker import KINDS
 from bench.pairs import in_turns, save
 from bench.process import ROOT
-from bench.traffic import Seen, bodies, window
+from bench.traffic import Seen, bodies, renamed, window
 from phloem.plugins.command._load import quantile
 from tests.live import Live
 
@@ -85,7 +85,8 @@ def measure(server: Live, kind: str, work: Sequence[dict[str, Any]], options: ar
     attack = Attack(server.url, kind, options.clients)
 
     def traffic(_: int) -> Seen:
-        return asyncio.run(window(server.url, work, options.rate, options.seconds, seed=0))
+        now = [renamed(body) for body in work] if options.fresh else work
+        return asyncio.run(window(server.url, now, options.rate, options.seconds, seed=0))
 
     def attacked(number: int) -> Seen:
         with attack:
@@ -106,6 +107,7 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
     parser.add_argument("--seconds", type=float, default=15.0, help="of one window")
     parser.add_argument("--rate", type=float, default=0.7, help="requests a second")
     parser.add_argument("--tokens", type=int, default=32, help="of a plain request; three times as many for a document")
+    parser.add_argument("--fresh", action="store_true", help="no two documents of the traffic have one schema")
     parser.add_argument("--vocabulary", type=int, default=49152, help="of the model: ids of the prompts lie below")
     parser.add_argument("--clients", type=int, default=4, help="of the attacker")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="SECTION.OPTION=VALUE")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,15 @@ def bodies(plain_tokens: int, schema_tokens: int, vocab_size: int) -> list[dict[
             ids = [token % vocab_size for token in prompt]
             made.append({"input_ids": ids, "sampling_params": params, "stream": True})
     return made
+
+
+def renamed(body: dict[str, Any]) -> dict[str, Any]:
+    """The same request; its schema, if it has one, is new to the server, which compiles it again."""
+    params = body["sampling_params"]
+    if "json_schema" not in params:
+        return body
+    schema = {**params["json_schema"], "title": uuid.uuid4().hex}
+    return {**body, "sampling_params": {**params, "json_schema": schema}}
 
 
 async def window(url: str, work: Sequence[dict[str, Any]], rate: float, seconds: float, seed: int) -> Seen:
