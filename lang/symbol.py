@@ -184,10 +184,15 @@ class Symbol(str):
     # --- texts of texts
 
     def __add__(self, other: Any) -> Any:
-        return Symbol(self.plain + str(other), self._marks) if isinstance(other, str) else NotImplemented
+        return self._joined(other, lambda text: self.plain + text)
 
     def __radd__(self, other: Any) -> Any:
-        return Symbol(str(other) + self.plain, self._marks) if isinstance(other, str) else NotImplemented
+        return self._joined(other, lambda text: text + self.plain)
+
+    def _joined(self, other: Any, join: Callable[[str], str]) -> Any:
+        if isinstance(other, (int, float)):
+            raise self._marks.failure("arithmetic", self._marks.holes(self), place(sys._getframe(2)))
+        return Symbol(join(str.__str__(other)), self._marks) if isinstance(other, str) else NotImplemented
 
     def __rmod__(self, other: Any) -> Any:
         return Symbol(str.__mod__(other, self.plain), self._marks) if isinstance(other, str) else NotImplemented
@@ -223,10 +228,12 @@ class Symbol(str):
 
     def _derive(self, name: str) -> Symbol:
         """A symbol for an expression over this one; `name` says it."""
-        holes = self._marks.holes(self.plain)
+        holes = [*self._marks.holes(self.plain), *self._marks.holes(name)]
         reads = tuple(dict.fromkeys(node for hole in holes for node in hole.reads))
-        short = name.replace(f"{{{holes[0].name}}}", holes[0].name, 1) if len(holes) == 1 else name
-        return self._marks.symbol(replace(holes[0].derived(short), reads=reads))
+        name = self._marks.shown(name)
+        if len(holes) == 1:  # the braces of a lone value say nothing
+            name = name.replace(f"{{{holes[0].name}}}", holes[0].name, 1)
+        return self._marks.symbol(replace(holes[0].derived(name), reads=reads))
 
 
 class Attribute(Symbol):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,6 +311,8 @@ def test_a_run_inside_of_a_trace_is_refused() -> None:
         (lambda s, q: list(range(q)), "use as a number"),
         (lambda s, q: {"a": 1}[q], "a look-up"),
         (lambda s, q: q * 2, "arithmetic"),
+        (lambda s, q: 1 + q, "arithmetic"),
+        (lambda s, q: q - 1, "arithmetic"),
         (lambda s, q: json.loads(q), r"\.startswith\(\)"),
         (lambda s, q: q.items(), "a call"),
         (lambda s, q: s.fork(q), "a whole number of branches"),
@@ -389,6 +393,29 @@ def test_a_variable_that_nothing_sets() -> None:
 
     with pytest.raises(KeyError, match=r"'b': nothing before this sets .*\(set are: a\)"):
         program.trace()
+
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples" / "lang").glob("[!_]*.py"))
+NUMBERS = {"steps": 2, "chains": 3, "depth": 2, "branches": 2, "keep": 1, "passages": 2, "count": 2}
+DECIDED = {"react": "the variable 'tool'", "tree": "the variable 'mark'"}  # what the bodies of these look at
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_traced_and_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With numbers given; a body that looks at what a model wrote is refused."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "lang"))
+    found = [one for one in vars(importlib.import_module(name)).values() if isinstance(one, pl.Program)]
+    assert found
+    for program in found:
+        given = {argument: NUMBERS[argument] for argument in program.arg_names if argument in NUMBERS}
+        if program.__name__ in DECIDED:
+            with pytest.raises(TraceError, match=rf"{DECIDED[program.__name__]}(.|\n)*{name}\.py:"):
+                program.trace(**given)
+            continue
+        graph = program.trace(**given)
+        assert "gen" in kinds(graph) or "select" in kinds(graph)
+        assert len(ElementTree.fromstring(graph.draw())) > len(graph)
+        assert graph.draw(format="mermaid").count("-->") == sum(node.before is not None for node in graph)
 
 
 class Format:
