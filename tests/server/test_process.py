@@ -29,7 +29,7 @@ def call(call_id: str, prompt: list[int], **params: Any) -> GenerateCall:
     return GenerateCall(call_id=call_id, prompt=prompt, params=SamplingParams(**params))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():
@@ -61,7 +61,7 @@ def supervised(test: Callable[[Supervisor, RemoteService], Any], *, wait: bool =
             os.kill(supervisor.process.pid, 0)
         return status
 
-    return asyncio.run(asyncio.wait_for(inner(), 60))
+    return asyncio.run(asyncio.wait_for(inner(), 120))
 
 
 def test_calls_go_through_and_stop_is_clean() -> None:
