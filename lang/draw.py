@@ -109,18 +109,25 @@ def _edges(graph: Graph, boxes: Mapping[int, Box]) -> Iterator[str]:
             start = boxes[node.before.id]
             yield f'<path d="{_curve(start, end)}"/>'
         for read in node.reads:
-            yield f'<path d="{_curve(boxes[read.id], end, aside=read.branch == node.branch)}" stroke-dasharray="4 3"/>'
+            yield f'<path d="{_reading(boxes[read.id], end)}" stroke-dasharray="4 3"/>'
 
 
-def _curve(start: Box, end: Box, aside: bool = False) -> str:
-    """From the bottom of a box to the top of one below it; `aside`: out to the right, past the boxes between."""
-    if aside:
-        x1, x2 = start.x + start.width / 2, end.x + end.width / 2
-        out = max(x1, x2) + GAP * 0.7
-        return f"M{x1:.1f},{start.y:.1f} C{out:.1f},{start.y:.1f} {out:.1f},{end.y:.1f} {x2:.1f},{end.y:.1f}"
+def _curve(start: Box, end: Box) -> str:
+    """From the bottom of a box to the top of one below it."""
     y1, y2 = start.y + BOX / 2, end.y - BOX / 2
     bend = (y1 + y2) / 2
     return f"M{start.x:.1f},{y1:.1f} C{start.x:.1f},{bend:.1f} {end.x:.1f},{bend:.1f} {end.x:.1f},{y2:.1f}"
+
+
+def _reading(start: Box, end: Box) -> str:
+    """From a box to the side of one that reads it; in the same lane out to the right, past the boxes between."""
+    if start.x == end.x:
+        x1, x2 = start.x + start.width / 2, end.x + end.width / 2
+        out = max(x1, x2) + GAP * 0.7
+        return f"M{x1:.1f},{start.y:.1f} C{out:.1f},{start.y:.1f} {out:.1f},{end.y:.1f} {x2:.1f},{end.y:.1f}"
+    side = end.x + end.width / 2 * (1 if start.x > end.x else -1)
+    y1 = start.y + BOX / 2
+    return f"M{start.x:.1f},{y1:.1f} C{start.x:.1f},{end.y:.1f} {start.x:.1f},{end.y:.1f} {side:.1f},{end.y:.1f}"
 
 
 def _box(box: Box) -> str:
