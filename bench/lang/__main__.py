@@ -95,6 +95,16 @@ def measure(name: str, size: int, rounds: int, slow_rounds: int, ways: dict[str,
     return found
 
 
+def progress(name: str, found: Found) -> str:
+    """A line that says how the first round went."""
+    first = {way: runs[0] for way, runs in found.items() if runs}
+    line = f"{name}: " + ", ".join(f"{way} {run.seconds:.2f} s" for way, run in first.items())
+    if "engine" not in first:
+        return line
+    counters = first["engine"].counters
+    return f"{line}; prefill {counters['prefill_tokens']:.0f}, at least {counters['least_prefill']:.0f}"
+
+
 def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] = print) -> int:
     """Run, print, and keep the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,9 +125,7 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
         for name in names:
             size = options.size or PROGRAMS[name].size
             results[name] = measure(name, size, options.rounds, options.slow_rounds, ways)
-            show(
-                f"{name}: " + ", ".join(f"{way} {runs[0].seconds:.2f} s" for way, runs in results[name].items() if runs)
-            )
+            show(progress(name, results[name]))
     text = markdown(results)
     show(text)
     kept: dict[str, Any] = {
