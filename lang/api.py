@@ -18,6 +18,9 @@ from .program import Program
 from .sampling import dtype_name, given, typed
 from .session import as_backend, session
 
+# Arguments of `gen` that are no sampling parameters.
+_OF_GEN = frozenset({"name", "dtype", "choices", "choices_method", "more"})
+
 token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized = METHODS
 
 
@@ -74,33 +77,15 @@ def gen(
     `dtype` (int, float, bool, str) holds the output to what such a value looks like; the variable stays text.
     Raises RequestError naming what is wrong, when it is called.
     """
+    arguments = dict(locals())
     if choices is not None:
         _nothing_else(more, regex=regex, json_schema=json_schema, dtype=dtype)
         return select(name, choices, temperature or 0.0, choices_method or token_length_normalized)
     if choices_method is not None:
         raise RequestError("choices_method needs choices", param="choices_method")
-    set_ = given(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
-        regex=regex,
-        json_schema=dict(json_schema) if isinstance(json_schema, Mapping) else json_schema,
-        **more,
-    )
+    set_ = given(**{key: value for key, value in arguments.items() if key not in _OF_GEN}, **more)
+    if isinstance(json_schema, Mapping):
+        set_["json_schema"] = dict(json_schema)
     made = Gen(name=_name(name), given=set_, dtype=dtype_name(dtype), logprob_start=logprob_start_len)
     SamplingParams(**typed(set_, made.dtype))  # what is wrong in itself is told here, at the line that wrote it
     return made

@@ -7,6 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from phloem.errors import AbortedError
+
+
+class Cancelled(AbortedError):
+    """The program cancelled the branch: what it had not produced is not coming, on purpose."""
+
 
 class Cell:
     """Written by the interpreter, read from any thread and any event loop.
@@ -174,7 +180,7 @@ class Cell:
         if running is self.owner:
             raise RuntimeError(
                 "reading this would block the event loop that the program runs on: "
-                'write `await s.get("name")`, `await s.aget_text()` or `async for` in an async body'
+                'in an async body write `await s.get("name")`, `await s.async_text()` or `async for`'
             )
 
 

@@ -14,24 +14,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from phloem.errors import AbortedError, RequestError
-from phloem.params import SamplingParams
+from phloem.errors import AbortedError
 
 from . import ir
-from .backends.base import Generation, Path
-from .cell import Cell
-from .gathering import gathered, report
-from .reasoning import reasoning_name, split_thoughts
-from .sampling import typed
+from .backends.base import Path
+from .cell import Cancelled, Cell
+from .execution import execute
+from .gathering import gathered
+from .reasoning import reasoning_name
 
 if TYPE_CHECKING:
     from .run import Run
 
 LAZY = (ir.Constant, ir.RoleBegin, ir.RoleEnd, ir.ScopeBegin, ir.ScopeEnd)
-
-
-class Cancelled(AbortedError):
-    """The program cancelled the branch: what it had not produced is not coming, on purpose."""
 
 
 @dataclass(slots=True)
@@ -69,9 +64,9 @@ class Branch:
         self.fork_start = 0  # length of the text that the fork began with
         self.children: list[Branch] = []
         self._path: Path | None = None
-        self._role: tuple[str, int] | None = None  # the open message, and where its content begins
-        self._scopes: dict[str, int] = {}  # open ones, and where their text begins
-        self._scoped: list[Cell] = []
+        self.role: tuple[str, int] | None = None  # the open message, and where its content begins
+        self.scopes: dict[str, int] = {}  # open ones, and where their text begins
+        self.scoped: list[Cell] = []
         self._expected: dict[str, Cell] = {}  # variables that somebody waits for before the program names them
         self._queue: deque[Op] = deque()
         self._lock = threading.Lock()
@@ -210,7 +205,7 @@ class Branch:
             if self._path is None:
                 self._path = self.run.backend.start(**self.run.start)
             self._busy = True
-            await self._execute(op, self._path)
+            self._path = await execute(self, op, self._path)
         except asyncio.CancelledError:
             if self.error is None:  # not by `cancel`: the loop ends
                 self.error = AbortedError("the event loop of the program has ended")
@@ -240,7 +235,7 @@ class Branch:
             expected, self._expected = self._expected, {}
         for name, cell in expected.items():
             cell.fail(self.error or KeyError(f"{name!r}: the program ended without such a variable"))
-        for cell in self._scoped:
+        for cell in self.scoped:
             cell.fail(self.error or KeyError("the scope of this variable was never ended"))
         if self.error is not None:
             self.text.fail(self.error)
@@ -258,7 +253,7 @@ class Branch:
             self._skip(inner)
         if isinstance(op.expr, ir.Fork):
             for branch in op.branches:
-                branch._open(self, None)
+                branch.open(self, None)
 
     def _cancel(self, error: BaseException) -> None:
         for child in self.children:
@@ -272,7 +267,7 @@ class Branch:
             self.run.spawn(self._path.close())
         self.wake()
 
-    def _open(self, parent: Branch, path: Path | None) -> None:
+    def open(self, parent: Branch, path: Path | None) -> None:
         """The parent has come to the fork."""
         self._path = path
         self.error = self.error or parent.error
@@ -280,7 +275,7 @@ class Branch:
         self.text.push(text)
         self.fork_start = len(text)
         self.messages = list(parent.messages)
-        self._role, self._scopes = parent._role, dict(parent._scopes)
+        self.role, self.scopes = parent.role, dict(parent.scopes)
         with self._lock:
             self._blocked = False
             if not self._wanted or self._working:
@@ -288,107 +283,9 @@ class Branch:
             self._working = True
         self._begin()
 
-    # --- expressions
-
-    async def _execute(self, op: Op, path: Path) -> None:
-        expr = op.expr
-        if isinstance(expr, ir.Gen):
-            await self._generate(expr, op, path)
-        elif isinstance(expr, ir.Select):
-            selection = await path.select(expr.choices, expr.method, expr.temperature)
-            self.write(selection.choice, op.cell)
-            _cell(op).set(selection.choice, report(selection))
-        elif isinstance(expr, ir.SeparateReasoning):
-            self._path = await split_thoughts(self, expr, op, path)
-        elif isinstance(expr, ir.Fork):
-            for branch, fork in zip(op.branches, path.fork(expr.count), strict=True):
-                branch._open(self, fork)
-        elif isinstance(expr, ir.ConcatAndAppend):
-            await self._concatenate(op, path)
-        elif isinstance(expr, ir.CommitLazy):
-            await path.commit()
-        else:
-            await self.note(expr, op, path)
-
-    async def note(self, expr: ir.Expr, op: Op, path: Path) -> None:
-        """What only adds text or notes a place."""
-        if isinstance(expr, ir.Constant):
-            path.append(expr.text)
-            self.write(expr.text)
-        elif isinstance(expr, ir.RoleBegin):
-            if self._role is not None:
-                raise RequestError(
-                    f"a {expr.role} message begins inside a {self._role[0]} message", hint="messages cannot be nested"
-                )
-            self.write(path.begin(expr.role))
-            self._role = expr.role, len(self.text.text())
-        elif isinstance(expr, ir.RoleEnd):
-            if self._role is None or self._role[0] != expr.role:
-                raise RequestError(f"a {expr.role} message ends that has not begun")
-            self.messages.append({"role": expr.role, "content": self.text.text()[self._role[1] :]})
-            self._role = None
-            self.write(path.end(expr.role))
-        elif isinstance(expr, ir.ScopeBegin):
-            self._scopes[expr.name] = len(self.text.text())
-            self._scoped.append(_cell(op))
-        elif isinstance(expr, ir.ScopeEnd):
-            _cell(op).set(self.text.text()[self._scopes.pop(expr.name) :])
-        elif isinstance(expr, ir.Variable):
-            value = str(await self.cells[expr.name].aget())
-            path.append(value)
-            self.write(value)
-        else:
-            assert isinstance(expr, ir.Media), expr
-            raise RequestError(
-                f"{expr.what} needs a model with vision, which this backend does not have",
-                hint="describe it in text, or use another backend",
-                param=expr.what,
-            )
-
-    async def _generate(self, expr: ir.Gen, op: Op, path: Path) -> None:
-        params, cell, streamed = self.params(expr), _cell(op), 0
-
-        def on_text(delta: str) -> None:
-            nonlocal streamed
-            streamed += len(delta)
-            self.write(delta, cell)
-
-        generation = await path.generate(params, on_text if self.run.stream else None)
-        self.write(generation.texts[0][streamed:], cell)
-        self.report(expr, cell, generation, params)
-
-    def params(self, expr: ir.Gen) -> SamplingParams:
-        """The parameters of a gen: the run's, its own, and what its type asks for. Raises RequestError."""
-        return SamplingParams(**typed({**self.run.defaults, **expr.given}, expr.dtype))
-
-    def report(self, expr: ir.Gen, cell: Cell, generation: Generation, params: SamplingParams) -> None:
-        """Fill a gen's cell: with a list where n is above 1."""
-        start = self.run.logprob_start if expr.logprob_start is None else expr.logprob_start
-        metas = [report(generation, i, start) for i in range(len(generation.texts))]
-        if params.n == 1:
-            cell.set(generation.texts[0], metas[0])
-        else:
-            cell.set(list(generation.texts), metas)
-
-    async def _concatenate(self, op: Op, path: Path) -> None:
-        for branch in op.branches:
-            await branch.mark().ready()
-            if isinstance(branch.error, Cancelled):
-                continue  # a branch that was cancelled adds nothing
-            if branch.error is not None:
-                raise branch.error
-            text = branch.text.text()[branch.fork_start :]
-            path.append(text)
-            self.write(text)
-
     def write(self, text: str, cell: Cell | None = None) -> None:
-        """Add to the state's text, and to a variable's."""
+        """Add to the state's text, and to a variable's. On the loop."""
         if text:
             self.text.push(text)
             if cell is not None:
                 cell.push(text)
-
-
-def _cell(op: Op) -> Cell:
-    assert op.cell is not None
-    return op.cell

@@ -9,7 +9,7 @@ from typing import Any
 from phloem.errors import RequestError
 
 from .interpreter import Branch
-from .ir import Appendable, Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, lift, message
+from .ir import Appendable, CommitLazy, Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, lift, message
 
 
 class State:
@@ -85,6 +85,10 @@ class State:
         finally:
             group.join()
 
+    def commit(self) -> None:
+        """Have what was appended so far computed now, though nobody waits for a result: while a tool runs, say."""
+        self.branch.submit(CommitLazy())
+
     def cancel(self) -> None:
         """Stop this branch and those forked from it: what runs is aborted. What it has produced stays readable."""
         self.branch.cancel()
@@ -128,7 +132,10 @@ class State:
         return list(self.branch.messages)
 
     def sync(self) -> None:
-        """Wait until everything appended so far is done. Raises nothing: see `error`."""
+        """Wait until everything appended so far is done. Raises nothing: see `error`.
+
+        Outside of a body that still runs (`stream=True`) that is what it has appended by now.
+        """
         self.branch.mark().wait()
 
     def error(self) -> BaseException | None:

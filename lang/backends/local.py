@@ -7,7 +7,6 @@ run's calls carry makes them wait for each other's prefixes.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import random
@@ -20,7 +19,7 @@ import msgspec
 
 from phloem import choosing
 from phloem.engine import Engine
-from phloem.errors import AbortedError, EngineDeadError, RequestError
+from phloem.errors import AbortedError, RequestError
 from phloem.interfaces import Service
 from phloem.messages import GenerateCall
 from phloem.params import SamplingParams
@@ -98,7 +97,8 @@ class Family:
     """What the paths of one run share."""
 
     def __init__(self, backend: LocalBackend, priority: int, salt: str | None) -> None:
-        self.service, self.tokenizer, self.roles = backend.service, backend.engine.tokenizer, backend.roles
+        self.engine, self.service, self.roles = backend.engine, backend.service, backend.roles
+        self.tokenizer = backend.engine.tokenizer
         self.priority, self.salt = priority, salt
         self.group = f"program-{uuid.uuid4().hex[:12]}"
         self._numbers = itertools.count()
@@ -116,8 +116,6 @@ class Family:
         self, prompt: list[int], continuations: Sequence[Sequence[int]], **more: Any
     ) -> tuple[list[list[float]], dict[str, Any]]:
         """The log-probability of each token of each continuation, and the call's token counts."""
-        if not hasattr(self.service, "drop_hold"):  # TEMPORARY: until the engine scores
-            return await self._one_by_one(prompt, continuations), {}
         call = self.call(prompt, SamplingParams(), score=[list(one) for one in continuations], stream=False, **more)
         scores: list[list[float]] = []
         meta: dict[str, Any] = {}
@@ -129,15 +127,6 @@ class Family:
                 if event.usage is not None:
                     meta = {"prompt_tokens": event.usage.prompt_tokens, "cached_tokens": event.usage.cached_tokens}
         return scores, meta
-
-    async def _one_by_one(self, prompt: list[int], continuations: Sequence[Sequence[int]]) -> list[list[float]]:
-        scores = []
-        for one in continuations:
-            call = self.call([*prompt, *one], SamplingParams(max_tokens=1, prompt_logprobs=0), stream=False)
-            async for event in self.service.submit(call):
-                if event.prompt_logprobs is not None:
-                    scores.append([x.logprob for x in event.prompt_logprobs[len(prompt) :] if x is not None])
-        return scores
 
 
 class LocalPath:
@@ -218,7 +207,7 @@ class LocalPath:
             results = [(await self._family.score(one.prompt, one.score))[0] for one in calls]
             bare = choosing.unconditional(joint.continuations, calls, results)
         chosen = choosing.choose(method, scores, bare)
-        index = chosen.index if temperature == 0.0 else _draw(chosen.scores, temperature)
+        index = chosen.index if temperature == 0.0 else draw(chosen.scores, temperature)
         self._tokens, self._tail = [*joint.prompt, *joint.continuations[index]], ""
         self._joined(choices[index])
         return Selection(index, choices[index], chosen.scores, scores, meta)
@@ -234,11 +223,11 @@ class LocalPath:
         await self._family.score(prompt, [[prompt[-1]]], **self._declared())
 
     async def close(self) -> None:
-        """Give up the hold."""
-        if self._holding and hasattr(self._family.service, "drop_hold"):
+        """Give up the hold. Waits for nothing: whoever asks the engine later finds it done, and it may be closed."""
+        if self._holding:
             self._holding = False
-            with contextlib.suppress(EngineDeadError):
-                await self._family.service.drop_hold(self._hold)
+            hold = self._hold
+            self._family.engine.core.invoke(lambda core: core.drop_hold(hold))
 
     def _declared(self) -> dict[str, Any]:
         """What a call tells the engine of the program."""
@@ -318,7 +307,7 @@ class LocalPath:
         return Generation([output.text for output in result.outputs], metas, logprobs)
 
 
-def _draw(scores: Sequence[float], temperature: float) -> int:
+def draw(scores: Sequence[float], temperature: float) -> int:
     """An index, with probabilities softmax(scores / temperature)."""
     best = max(scores)
     weights = [math.exp((score - best) / temperature) for score in scores]

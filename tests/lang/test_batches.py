@@ -174,7 +174,7 @@ def test_a_thousand_async_programs_on_an_engine(lang_model: Path) -> None:
     @pl.function
     async def program(s: Any, i: int) -> int:
         s += f"The fox {i % 50} and"
-        s += pl.gen("x", max_tokens=2, temperature=0)
+        s += pl.gen("x", max_tokens=1, temperature=0)
         return len(await s.get("x"))
 
     async def main(engine: Engine) -> list[Any]:
@@ -194,13 +194,12 @@ def test_a_batch_of_500_on_an_engine(lang_model: Path) -> None:
     @pl.function
     def program(s: Any, i: int) -> None:
         s += f"A tree {i}:" + pl.gen("x", max_tokens=2, stop_regex="(" if i % 10 == 0 else "z{3}")
-        s += " then" + pl.gen("y", max_tokens=1)
 
     with Engine(str(lang_model), cache={"tokens": 8192}) as engine:
         states = program.run_batch([{"i": i} for i in range(500)], backend=engine)
         for i, state in enumerate(states):
             assert isinstance(state.error(), RequestError if i % 10 == 0 else type(None))
             if i % 10:
-                assert state.text().startswith(f"A tree {i}:{state['x']} then{state['y']}")
+                assert state.text() == f"A tree {i}:{state['x']}"
         engine.check()
         assert engine.stats()["groups"][0]["leased"] == 0
