@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,10 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
     "date-time": (*_DATE, "^.{11}[0-9]{2}:[0-9]{2}:[0-5]"),
     "time": ("^[0-9]{2}:[0-9]{2}:[0-5]",),
 }
+# The library drops characters from a pattern that it cannot write, and takes the rest: `^a\x00b$` for "ab".
+_CONTROL = re.compile(r"\\(?:x|u00)(?!0[89aAcCdD])(?:[01][0-9a-fA-F]|7[fF])")
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_ONLY_CONTROLS = re.compile(rf"\[(?:{_CONTROL.pattern}|-)+\]")
 _DATA = ("enum", "const", "default", "examples")  # keywords whose values are no schemas
 _IDLE: Mapping[str, tuple[Any, ...]] = {  # values with which a keyword that the library refuses forbids nothing
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "propertyNames"), (True, {})),
@@ -32,6 +37,12 @@ _IDLE: Mapping[str, tuple[Any, ...]] = {  # values with which a keyword that the
 }
 _BESIDE_REFERENCE = ("$ref", "$schema", "$id", "id", "$defs", "definitions")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def _spelled(pattern: str) -> str:
+    """A pattern with its escapes of control characters as these; without classes, whose other characters remain."""
+    pattern = _CLASS.sub(lambda one: one[0] if _ONLY_CONTROLS.fullmatch(one[0]) else "", pattern.replace("\\\\", ""))
+    return _CONTROL.sub("\0", pattern)
 
 
 def _more(node: Node) -> Iterator[tuple[str, str]]:
@@ -101,6 +112,8 @@ class _Rewriter:
                 continue
             if key in ("const", "enum", "required") or (key == "properties" and isinstance(value, dict)):
                 self._check_written(list(value) if key == "properties" else value)
+            if key == "pattern" and isinstance(value, str):
+                self._check_written(_spelled(value))
             if key in _NAMED and isinstance(value, dict):
                 exact[key] = {name: self.any(item, depth + 2) for name, item in value.items()}
             else:
