@@ -60,8 +60,8 @@ class Scheduler:
         if request.state in (State.RUNNING, State.WAITING):
             (self.running if request.state is State.RUNNING else self.waiting).remove(request)
         request.state = State.FINISHED
-        ended = request.finish_reason in ("stop", "length")
-        self.ledger.release(request, publish=publish, hold=request.call.hold if ended else None)
+        holds = request.choice == 0 and request.finish_reason in ("stop", "length")
+        self.ledger.release(request, publish=publish, hold=request.call.hold if holds else None)
 
     # --- planning
 

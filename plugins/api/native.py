@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, ClassVar
 
-import msgspec
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -16,35 +14,14 @@ from starlette.responses import Response
 from phloem.errors import RequestError
 from phloem.interfaces import PluginContext, Service
 from phloem.messages import Event, GenerateCall, Usage
-from phloem.params import SamplingParams
 
-from ._body import Body, unknown_parameter
+from ._body import Body
 from ._logprobs import entry, prompt_entries
 from ._params import encode, new_id
 from ._run import Choice, collect, merged, unless_gone
+from ._sampling import FIELDS, RENAMED, native_params
 from ._schema import Int, TokenId
 from ._sse import DONE, STREAMS, json_response, sse, stream
-
-RENAMED: Mapping[str, str] = {
-    "max_new_tokens": "max_tokens",
-    "no_stop_trim": "include_stop",
-    "grammar": "ebnf or lark",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_choice": "choices",
-    "guided_grammar": "ebnf",
-    "structured_outputs": "json_schema, regex, ebnf, choices, json_object or structural_tag",
-    "response_format": "json_schema, json_object or structural_tag",
-    "thinking_budget": "think_tokens",
-    "sampling_seed": "seed",
-    "random_seed": "seed",
-    "return_logprob": "sampling_params.logprobs",
-    "top_logprobs_num": "sampling_params.logprobs",
-    "logprob_start_len": "sampling_params.prompt_logprobs",
-    "lora_path": "adapter",
-    "extra_key": "salt",
-    "prompt": "text",
-}
 
 
 class GenerateBody(Body):
@@ -54,9 +31,7 @@ class GenerateBody(Body):
 
     text: str | list[str] | None = None
     input_ids: list[TokenId] | list[list[TokenId]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(
-        None, description="Fields of SamplingParams: " + ", ".join(SamplingParams.__struct_fields__)
-    )
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = Field(None, description=FIELDS)
     stream: bool | None = None
     rid: str | list[str] | None = Field(None, description="Names the call, for /abort; unique among running calls.")
     priority: Int | None = None
@@ -119,7 +94,7 @@ async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
         GenerateCall(
             call_id=rid,
             prompt=prompt,
-            params=_params(fields),
+            params=native_params(fields),
             priority=body.priority or 0,
             salt=body.salt,
             adapter=body.adapter,
@@ -144,25 +119,6 @@ async def _prompts(body: GenerateBody, service: Service) -> list[list[int]]:
         name = "text" if body.text is not None else "input_ids"
         raise RequestError(f"{name} is empty", hint="give at least one token", param=name)
     return prompts
-
-
-def _params(fields: dict[str, Any]) -> SamplingParams:
-    """SamplingParams from their names, as strict as the constructor."""
-    known = SamplingParams.__struct_fields__
-    for name in fields:
-        if name not in known:
-            raise unknown_parameter(name, list(known), RENAMED)
-    values = {name: value for name, value in fields.items() if value is not None}
-    for name in ("stop", "stop_regex"):
-        if isinstance(values.get(name), str):
-            values[name] = [values[name]]
-    try:
-        return msgspec.convert(values, SamplingParams, str_keys=True)
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at ")
-        found = re.search(r"\$\.(\w+)", place)
-        name = found[1] if found else "sampling_params"
-        raise RequestError(f"{name}: {what}", param=name) from None
 
 
 def _meta(call: GenerateCall, index: int, part: Choice | Event, usage: Usage | None, started: float) -> dict[str, Any]:

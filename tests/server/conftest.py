@@ -17,6 +17,7 @@ import pytest
 from phloem.interfaces import PluginContext
 from phloem.plugins.api.native import NativeApi
 from phloem.plugins.api.openai import OpenAIApi
+from phloem.plugins.api.program import ProgramApi
 from phloem.server.app import create_app
 from phloem.server.gate import Gate
 from phloem.server.remote import RemoteService
@@ -56,7 +57,8 @@ class InProcess:
                 self.core.abort(command.call_id)
             elif isinstance(command, Ask):
                 what, ticket = command.what, command.ticket
-                self.core.invoke(lambda core: receive(Reply(ticket, getattr(core, what)())))
+                arguments = command.arguments
+                self.core.invoke(lambda core: receive(Reply(ticket, getattr(core, what)(*arguments))))
 
         self.service.receive(Ready(self.core.info, self.core.tokenizer_data, "", {}))
         self.service.connect(send)
@@ -92,6 +94,7 @@ async def serving(
     apis = [
         OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": parsers or {}})),
         NativeApi(NativeApi.Options(), PluginContext("api", "native")),
+        ProgramApi(ProgramApi.Options(), PluginContext("api", "program")),
     ]
     transport = httpx.ASGITransport(create_app(gate, engine, apis, **options), raise_app_exceptions=False)
     try:

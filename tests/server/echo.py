@@ -2,7 +2,7 @@
 
 Its config (a plain mapping) can slow it down or break it: `step_s`, `load_s`, `fail`, `die_on` (a token id). It can
 also answer a text instead, `reply` (a list: one for each choice), then end; believe any constraint, `grammar`, with
-`notes` at the end; and have another chat `template`.
+`notes` at the end; and have another chat `template`. Of tokens to score, higher ids are likelier.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class EchoCore:
         self.progress = (0, time.monotonic())
         self.counters = Counters()
         self.flushed = 0
+        self.dropped: list[str] = []  # holds
         self.seen: list[GenerateCall] = []
         self.calls: dict[str, list[Running]] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -153,6 +154,10 @@ class EchoCore:
     def flush_cache(self) -> None:
         self.flushed += 1
 
+    def drop_hold(self, name: str) -> bool:
+        self.dropped.append(name)
+        return True
+
     def _drain(self) -> None:
         block = not self.calls
         while not self._stopping:
@@ -181,6 +186,11 @@ class EchoCore:
                 kind=error.kind, message=error.message, status=error.status, hint=error.hint, param=error.param
             )
             self._events.append(Event(call_id=call.call_id, finish_reason="error", error=info))
+            return
+        if call.score is not None:
+            usage = Usage(prompt_tokens=length, cached_tokens=1)
+            scores = [[token - VOCABULARY + 0.0 for token in one] for one in call.score]
+            self._events.append(Event(call_id=call.call_id, finish_reason="stop", scores=scores, usage=usage))
             return
         notes = self.config.get("notes", [])
         if "reply" in self.config:

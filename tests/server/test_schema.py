@@ -19,8 +19,11 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
+PROGRAMS, PROGRAM = "/v1/programs", "/v1/programs/{program}"
+OPERATIONS = tuple(f"{PROGRAM}/{what}" for what in ("append", "generate", "select", "fork"))
 POST = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort", "/flush_cache")
-GET = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/config")
+POST += (PROGRAMS, *OPERATIONS)
+GET = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/config", PROGRAMS, PROGRAM)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def live(tiny_model: Callable[[str], Path]) -> Iterator[Live]:
 def test_the_document_names_every_route(live: Live) -> None:
     document = live.http.get("/openapi.json").json()
     found = {(path, method) for path, item in document["paths"].items() for method in item}
-    assert found == {(path, "post") for path in POST} | {(path, "get") for path in GET}
+    assert found == {(path, "post") for path in POST} | {(path, "get") for path in GET} | {(PROGRAM, "delete")}
     body = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "top_k", "user", "store"} <= set(body), "inert parameters are part of the document"
     assert "HTTPValidationError" not in document["components"]["schemas"]

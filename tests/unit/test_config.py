@@ -47,7 +47,7 @@ def test_defaults() -> None:
     assert (config.model.use, config.model.path) == ("auto", "smollm2-135m")
     assert (config.cache.use, config.cache.page_size, config.cache.eviction.use) == ("radix", 1, "lru")
     assert (config.schedule.use, config.schedule.chunk, config.grammar.use) == ("lpm", 512, "xgrammar")
-    assert config.server.apis == ("openai", "native")
+    assert config.server.apis == ("openai", "native", "program")
     assert [section.use for section in config.spec] == ["grammar"]  # absent: jump-forward, and nothing else
     assert load_config(sections={"spec": []}, env={}).spec == config.observers == config.samplers == ()
 
