@@ -172,9 +172,9 @@ class HttpPath:
         if error.status != 404:
             return error
         return LostStateError(
-            f"{self._backend.url} has lost the state of this program: {error.message}",
+            f"{self._backend.url} has lost the state of this program ({self._id})",
             hint="the server was restarted in the middle of the program, or the state was not used for longer than its "
-            "idle time: run the program again, with a larger RuntimeEndpoint(..., idle_s=...) if it pauses for long",
+            "idle time: run the program again, with RuntimeEndpoint(..., idle_s=...) if it pauses for long",
         )
 
     # --- what is owed
