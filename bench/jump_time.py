@@ -4,8 +4,9 @@ python -m bench.jump_time [MODEL] [--batch 1,16] [--rounds 3] [--documents 16] [
 
 Both ways run in one engine, in turns: for masks alone, every request is told to use no drafter. Greedy, and the outputs
 of both ways are asserted to be equal. `decode` is the time from each document's first token to its last; at batch 1 a
-pair is a document, else a wave. A ratio above 1 says how many times faster the drafter makes it. One untimed run
-of each document comes first: schemas are compiled then, and the drafter has seen them once, as in a server.
+pair is a document, else a wave. A ratio above 1 says how many times faster the drafter makes it. Schemas are compiled
+before. The drafter has seen other documents of W6's schema, as in a server, and none of the ten others'.
+`tokens a pass` counts what a forward pass brought the whole batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import cast
 from bench.jump import Job, jobs
 from bench.pairs import in_turns, save, spread
 from bench.waves import Call, Wave, fit, run_wave
-from phloem import Engine
+from bench.workloads import load
+from phloem import Engine, SamplingParams
 from phloem.admission import Admission
 from phloem.messages import GenerateCall
 from phloem.request import Request
@@ -27,6 +29,7 @@ HEAD = (
     "| batch | schema | masks s | jump s | decode: masks / jump | wall: masks / jump | tokens | tokens a pass |\n"
     "|---|---|---|---|---|---|---|---|"
 )
+MEASURED = (1, 2, 3)  # variants of W6, each once
 Pair = tuple[Wave, Wave]  # masks alone, jump-forward
 
 
@@ -45,30 +48,47 @@ class MasksAlone:
         return made
 
 
-def masked(engine: Engine, calls: Sequence[Call]) -> Wave:
+def masked(engine: Engine, calls: Sequence[Call], salt: str) -> Wave:
     """A run without drafts."""
     parts = engine.core.parts
     admission, parts.admission = parts.admission, cast(Admission, MasksAlone(engine))
     try:
-        return run_wave(engine, calls)
+        return run_wave(engine, calls, salt)
     finally:
         parts.admission = admission
 
 
-def pairs(engine: Engine, work: Sequence[Job], batch: int, rounds: int) -> list[Pair]:
-    """Runs of both ways of all documents, `batch` at a time."""
-    encode = engine.tokenizer.encode
-    prompts = fit(engine, [encode(job.prompt) if isinstance(job.prompt, str) else job.prompt for job in work])
-    calls = [Call(prompt, job.params) for prompt, job in zip(prompts, work, strict=True)]
-    waves = [calls[at : at + batch] for at in range(0, len(calls), batch)]
-    for wave in waves:
-        run_wave(engine, wave)
-    done: list[Pair] = []
-    for wave in waves:
-        done += in_turns(rounds, lambda _, w=wave: masked(engine, w), lambda _, w=wave: run_wave(engine, w))  # type: ignore[misc]
+def records(engine: Engine, variant: int, documents: int, tokens: int | None) -> list[Call]:
+    """W6's requests."""
+    data = load("W6g", variant)
+    most = tokens or data["max_tokens"]
+    params = SamplingParams(temperature=0.0, max_tokens=most, json_schema=data["schema"])
+    return [Call(prompt, params) for prompt in fit(engine, data["prompts"][:documents])]
+
+
+def pairs(engine: Engine, waves: Sequence[Sequence[Call]], salt: str) -> list[Pair]:
+    """Each wave once both ways, the order alternating: a document that the drafter has seen is no measure of it."""
+    done = in_turns(len(waves), lambda i: masked(engine, waves[i], salt), lambda i: run_wave(engine, waves[i], salt))
     for alone, jump in done:
         assert alone.outputs == jump.outputs, "jump-forward changed the output"
     return done
+
+
+def w6(engine: Engine, batch: int, options: argparse.Namespace) -> list[Pair]:
+    """W6 at a batch size, after other documents of its schema."""
+    salt = f"batch {batch}"
+    run_wave(engine, records(engine, 0, min(batch, options.documents), options.tokens), salt)
+    variants = MEASURED[: options.rounds if batch > 1 else 1]
+    calls = [records(engine, variant, options.documents, options.tokens) for variant in variants]
+    return pairs(engine, [part[at : at + batch] for part in calls for at in range(0, len(part), batch)], salt)
+
+
+def other(engine: Engine, job: Job, options: argparse.Namespace) -> list[Pair]:
+    """A document of a schema that is compiled, and new to the drafter."""
+    prompt = engine.tokenizer.encode(job.prompt) if isinstance(job.prompt, str) else job.prompt
+    call = Call(prompt, job._replace(max_tokens=options.tokens or job.max_tokens).params)
+    masked(engine, [call], job.name)
+    return pairs(engine, [[call]], job.name)
 
 
 def row(batch: int, name: str, found: Sequence[Pair]) -> str:
@@ -87,24 +107,27 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--backend", default="xgrammar")
     parser.add_argument("--batch", default="1,16", help="documents together, one table row each")
-    parser.add_argument("--rounds", type=int, default=3, help="of batches; of single documents one round is run")
+    parser.add_argument("--rounds", type=int, default=3, help="waves of each batch above 1, at most 3")
     parser.add_argument("--documents", type=int, default=16, help="of W6")
     parser.add_argument("--tokens", type=int, help="at most, a document; default: what the workload says")
     parser.add_argument("--ten", action="store_true", help="the ten other schemas too, at batch 1")
     options = parser.parse_args(arguments)
-    first, ten = (
-        [job._replace(max_tokens=options.tokens or job.max_tokens) for job in group]
-        for group in jobs(options.documents)
-    )
     lines, kept = [HEAD], []
     with Engine(options.model, cache={"tokens": 8192}, grammar={"use": options.backend}) as engine:
-        work = [(int(batch), "W6", first) for batch in options.batch.split(",")]
-        work += [(1, job.name, [job]) for job in ten] if options.ten else []
-        for batch, name, group in work:
-            found = pairs(engine, group, batch, 1 if batch == 1 and name == "W6" else options.rounds)
+
+        def done(batch: int, name: str, found: Sequence[Pair]) -> None:
             lines.append(row(batch, name, found))
-            kept += [[batch, name, *((wave.seconds, wave.decode_s) for wave in pair)] for pair in found]
+            kept.append([batch, name, [[(wave.seconds, wave.decode_s) for wave in pair] for pair in found]])
             show("\n".join(lines[-1 - (len(lines) == 2) :]))
+
+        for batch in map(int, options.batch.split(",")):
+            done(batch, "W6", w6(engine, batch, options))
+        ten = []
+        for job in jobs()[1] if options.ten else []:
+            ten += other(engine, job, options)
+            done(1, job.name, ten[-1:])
+        if ten:
+            done(1, f"**the {len(ten)}**", ten)
     show(f"kept as {save('jump_time', chr(10).join(lines), options=vars(options), runs=kept)}")
     return 0
 

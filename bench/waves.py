@@ -38,17 +38,19 @@ def fit(engine: Engine, prompts: Sequence[Tokens]) -> list[Tokens]:
     return [[token % size for token in prompt] for prompt in prompts]
 
 
-def run_wave(engine: Engine, calls: Sequence[Call]) -> Wave:
+def run_wave(engine: Engine, calls: Sequence[Call], salt: str | None = None) -> Wave:
     """Run calls together, from an empty prefix cache. The loop is held until all are in its queue.
 
-    So each run of the same calls is cut into the same steps, and a grammar that is not compiled yet counts. Raises the
-    PhloemError of the first call that fails.
+    So each run of the same calls is cut into the same steps, and a grammar that is not compiled yet counts. What
+    drafters learn stays among calls of one `salt`. Raises the PhloemError of the first call that fails.
     """
     engine.flush_cache()
     before = engine.stats()
     gate, inbox = threading.Event(), queue.SimpleQueue[Event]()
     tag = uuid.uuid4().hex[:8]
-    made = [GenerateCall(call_id=f"{tag}-{i}", prompt=p, params=params) for i, (p, params) in enumerate(calls)]
+    made = [
+        GenerateCall(call_id=f"{tag}-{i}", prompt=p, params=params, salt=salt) for i, (p, params) in enumerate(calls)
+    ]
     open_ones = {call.call_id: Collector(call.prompt, 1) for call in made}
     held = engine.core.invoke(lambda _: gate.wait())
     try:

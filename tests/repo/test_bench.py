@@ -195,9 +195,14 @@ Bench = Callable[..., int]
         (grammar.main, "--batch 2 --rounds 1 --tokens 6", "masks and matchers: **"),
         (jump_time.main, "--documents 2 --batch 1,2 --rounds 1 --tokens 6", "| 2 | W6 |"),
         (compiling.main, "--requests 2 --rounds 1 --tokens 3", "| each | "),
-        (attack.main, "--kind deep --rounds 1 --seconds 1 --rate 3 --tokens 2 --vocabulary 512", "| deep | "),
+        pytest.param(
+            attack.main,
+            "--kind deep --rounds 1 --seconds 1 --rate 3 --tokens 2 --vocabulary 512",
+            "| deep | ",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=lambda value: getattr(value, "__module__", None),
+    ids=["grammar", "jump_time", "compiling", "attack"],
 )
 def test_grammar_benches_run(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bench: Bench, arguments: str,
