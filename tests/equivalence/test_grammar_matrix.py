@@ -15,6 +15,7 @@ from phloem import Engine
 from phloem.errors import RequestError
 
 PROMPTS = prompts(25, high=30)
+ROOMY = 16384
 SMALL = 320  # slots; of about sixty requests at once, of up to 210 tokens each
 Drafts = tuple[str, ...]
 
@@ -62,10 +63,10 @@ def floors(counts: dict[str, int], chosen: Sequence[Specimen]) -> None:
 
 
 def test_outputs_are_valid_and_the_same_with_everything_on(llama: Path) -> None:
-    """One plain engine and one with all features, three backends in each batch."""
+    """what-breaks 30, 31, 38: one plain engine and one with all features, three backends in each batch."""
     chosen = list(specimens(25))
     wanted = asks(chosen, PROMPTS)
-    with engine(llama, grammar=ALL, spec=[], cache={"tokens": 16384}) as running:
+    with engine(llama, grammar=ALL, spec=[], cache={"tokens": ROOMY}) as running:
         plain = run(running, wanted)
         floors(judged(wanted, plain), chosen)
         warm_and_cut(running, wanted[::5], plain[::5])
@@ -86,30 +87,28 @@ def test_outputs_are_valid_and_the_same_with_everything_on(llama: Path) -> None:
 
 
 DRAFTS: list[Drafts] = [(), ("grammar",), ("grammar", "Right"), ("Wrong", "grammar"), ("grammar", "Tree"), ("Ngram",)]
-AXES = (DRAFTS, [3, 512], [1, 4], ["off", "on"], [65536, 1024], ["radix", "chunk"])
+AXES = (DRAFTS, [3, 512], [1, 4], ["off", "on"], [ROOMY, 1024], ["radix", "chunk"])
 
 
 @pytest.fixture(scope="module")
 def written(llama: Path) -> tuple[list[Ask], list[Got]]:
-    """What the plain engine writes under a few hundred schemas, at both temperatures over each backend."""
+    """What the plain engine writes under a few hundred schemas over each backend."""
     chosen = list(specimens(273))
     wanted = asks(chosen, prompts(40, high=30))
-    wanted += [ask.with_(temperature=1.5 - ask.temperature) for ask in wanted]
-    with engine(llama, grammar=ALL, spec=[], cache={"tokens": 65536}) as running:
+    with engine(llama, grammar=ALL, spec=[], cache={"tokens": ROOMY}) as running:
         plain = run(running, wanted)
-        warm_and_cut(running, wanted[::3], plain[::3])
-    counts = judged(wanted, plain)
-    floors({name: count // 2 for name, count in counts.items()}, chosen)
+        warm_and_cut(running, wanted[::5], plain[::5])
+    floors(judged(wanted, plain), chosen)
     return wanted, plain
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("row", range(len(pairwise(*AXES))))
 def test_pairs_of_features(llama: Path, written: tuple[list[Ask], list[Got]], row: int) -> None:
     """Each row takes another part of the requests, so that all meet every value of each axis."""
     drafters, chunk, page, overlap, pool, cache = pairwise(*AXES)[row]
-    wanted, plain = (part[row % 3 :: 3] for part in written)
+    wanted, plain = (part[row % 4 :: 4] for part in written)
     some = varied(wanted, row)
     sections = {
         "cache": {"use": cache, "tokens": pool, "page_size": page},
@@ -122,7 +121,7 @@ def test_pairs_of_features(llama: Path, written: tuple[list[Ask], list[Got]], ro
         same(some, got, plain)
         running.check()
         stats = running.stats()
-    assert stats["retractions"] > 0 or pool > 10_000
+    assert stats["retractions"] > 0 or pool == ROOMY
     assert stats["accepted_tokens"] > 500 or not {"grammar", "Right"} & set(drafters)
 
 
@@ -132,7 +131,7 @@ def test_pairs_of_features(llama: Path, written: tuple[list[Ask], list[Got]], ro
 def test_the_default_model() -> None:
     """About twenty schemas and the other kinds: greedy and hot, with the grammar's drafts and without."""
     chosen = list(specimens(21, seed=7))
-    with Engine("smollm2-135m", grammar=ALL, spec=[], cache={"tokens": 16384}) as running:
+    with Engine("smollm2-135m", grammar=ALL, spec=[], cache={"tokens": ROOMY}) as running:
         texts = ["Write it as JSON:", "Order 66:", "größe:", "The capital of Norway is", '{"name": "Ada"']
         wanted = asks(chosen, [running.tokenizer.encode(text) for text in texts])
         plain = run(running, wanted)

@@ -24,6 +24,7 @@ def live(tiny_model: Callable[[str], Path]) -> Iterator[Live]:
 
 
 def test_no_cpu_is_used_one_second_after_its_client_has_gone(live: Live) -> None:
+    """what-breaks 33: a compilation that nobody waits for burns on."""
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{live.url}/v1/completions", json=CATASTROPHE, timeout=httpx.Timeout(30, read=2.0))
     time.sleep(1)
