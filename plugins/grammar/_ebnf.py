@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Any
+
+from phloem.errors import RequestError
 
 from . import _json_regex as rx
-from ._ebnf_regex import found_in_json, generated
-from ._notation import Layout, Notation
+from ._ebnf_regex import Writer, counted_in_json, found_in_json, generated
+from ._notation import Facets, Layout, Notation
+from ._string_automaton import Product, product
+
+_parser: Any = re._parser  # type: ignore[attr-defined]  # knows how wide a match is
 
 _LABEL = "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){0,2}"  # at most 62 of 63 characters, and no two hyphens together
-_LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
+_NAME = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
+_LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _PLAIN = r'[^"\\\x00-\x1f]'
 _NOTHING = '""'
 _SHORT = 40  # texts up to this are no rules of their own
@@ -19,12 +27,12 @@ class Ebnf(Notation):
     """One grammar under construction. `rules` are complete when the writer is done; `root` adds the first one."""
 
     backend = "xgrammar"
-    recursive = True
+    recursive = combines = True
     # Room costs nothing here, as it does in an automaton.
     formats: Mapping[str, str] = {
         **rx.FORMATS,
         "hostname": rf"{_LABEL}(?:\.{_LABEL}){{0,3}}",
-        "email": rf"{_LOCAL}(?:\.{_LOCAL}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
+        "email": rf"{_LOCAL}(?:\.{_LOCAL})*@{_NAME}(?:\.{_NAME})+",
     }
     max_count = 10_000
     max_nodes = 100_000
@@ -54,6 +62,51 @@ class Ebnf(Notation):
         if pattern not in self._regexes:
             self._regexes[pattern] = self.shared(generated(pattern))
         return self._regexes[pattern]
+
+    def text(self, facets: Facets, param: str, where: str = "") -> str | None:
+        """One thing is written as it is, of several an automaton is made that follows them together."""
+        pattern, form, least, most = facets
+        if pattern is not None and form is None and not least and most is None:
+            try:
+                return super().text(facets, param, where)
+            except RequestError:
+                if "(?" not in pattern:  # look-ahead, perhaps
+                    raise
+        elif pattern is None and (form is None or (not least and most is None)):
+            return super().text(facets, param, where)
+        if pattern is not None and form is None and (whole := self._counted(pattern, least, most)) is not None:
+            return f'"\\""{whole}"\\""'
+        patterns = [pattern] if pattern is not None else []
+        if form is not None:
+            low, high = _width(self.formats[form])
+            if least <= low and (most is None or high <= most) and not patterns:
+                return super().text(Facets(format=form), param, where)
+            patterns.append(f"^(?:{self.formats[form]})$")
+        try:
+            re.compile(pattern or "")
+            made = product(patterns, least, most)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise RequestError(f"{where}not a regular expression: {error}", param=param) from None
+        except RequestError as error:
+            raise RequestError(f"{where}{error.message}", hint=error.hint, param=param) from None
+        return None if made is None else f'"\\""{self._automaton(made)}"\\""'
+
+    def _counted(self, pattern: str, least: int, most: int | None) -> str | None:
+        try:
+            found_in_json(pattern, "")
+        except RequestError:
+            return None
+        found = counted_in_json(pattern, least, most)
+        return None if found is None else self.shared(found)
+
+    def _automaton(self, made: Product) -> str:
+        """A rule for each state."""
+        names = [self.named() for _ in made.edges]
+        write = Writer("", "", 0, in_json=True).char
+        for name, edges, final in zip(names, made.edges, made.final, strict=True):
+            options = [f"{write(ranges)} {names[target]}" for ranges, target in edges]
+            self.define(name, " | ".join([*options, *([_NOTHING] if final else [])]))
+        return names[0]
 
     def pattern(self, pattern: str, param: str, where: str = "") -> str:
         """Characters that JSON must escape are written escaped."""
@@ -117,6 +170,12 @@ class Ebnf(Notation):
 
 
 _WORDS = '"true" | "false" | "null"'
+
+
+def _width(pattern: str) -> tuple[int, int]:
+    """Fewest and most characters of what matches."""
+    low, high = _parser.parse(pattern).getwidth()
+    return int(low), int(high)
 
 
 def _escaped(char: str) -> str:

@@ -43,14 +43,45 @@ def matching(pattern: str, param: str, where: str = "") -> str:
 def generated(pattern: str, param: str = "", where: str = "") -> str:
     """As `matching`, for a pattern that is written here."""
     tree = _parser.parse(_HEX.sub(lambda code: f"\\U{int(code[1], 16):08x}", pattern))
-    return _Writer(param, where, tree.state.flags, in_json=False).alternatives(_unanchored(list(tree), search=False))
+    return Writer(param, where, tree.state.flags, in_json=False).alternatives(_unanchored(list(tree), search=False))
 
 
 def found_in_json(pattern: str, param: str, where: str = "") -> str:
     """What may stand between the quotes of a JSON string whose value has a match of the pattern somewhere."""
     translate(pattern, param, where)
     tree = _parser.parse(pattern)
-    return _Writer(param, where, tree.state.flags, in_json=True).alternatives(_unanchored(list(tree), search=True))
+    return Writer(param, where, tree.state.flags, in_json=True).alternatives(_unanchored(list(tree), search=True))
+
+
+def counted_in_json(pattern: str, least: int, most: int | None) -> str | None:
+    """As `found_in_json`, of values of so many characters; None unless one class, repeated, makes up the difference.
+
+    `pattern` is one that `found_in_json` takes.
+    """
+    tree = _parser.parse(pattern)
+    items = _unanchored(list(tree), search=True)
+    writer = Writer("", "", tree.state.flags, in_json=True)
+    free, fixed = -1, 0
+    for i, (name, argument) in enumerate(items):
+        single = argument[2] if str(name) in ("MAX_REPEAT", "MIN_REPEAT") else [(name, argument)]
+        if len(single) != 1 or writer.ranges(str(single[0][0]), single[0][1]) is None:
+            return None
+        low, high = argument[:2] if str(name).endswith("REPEAT") else (1, 1)
+        if low == high:
+            fixed += low
+        elif free >= 0:
+            return None
+        else:
+            free = i
+    if free < 0:
+        return None
+    low, high, single = items[free][1]
+    low = max(low, least - fixed)
+    high = high if most is None else min(high, most - fixed)
+    if high < low:
+        return None
+    items[free] = (items[free][0], (low, high, single))
+    return writer.alternatives(items)
 
 
 def _unanchored(items: list[Any], search: bool) -> list[Any]:
@@ -66,15 +97,16 @@ def _unanchored(items: list[Any], search: bool) -> list[Any]:
     return ([] if begin else [anything]) + inner + ([] if end else [anything])
 
 
-class _Writer:
+class Writer:
     """Turns the parsed tree into text. Every method's result can stand in a sequence as it is."""
 
-    def __init__(self, param: str, where: str, flags: int, *, in_json: bool) -> None:
+    def __init__(self, param: str, where: str, flags: int, *, in_json: bool, widest: bool = False) -> None:
+        """`widest`: classes hold all that Python counts in; for patterns that must not match."""
         self._param, self._where = param, where
-        self._flags, self._in_json = flags, in_json
+        self._flags, self._in_json, self._widest = flags, in_json, widest
         self._counted = False  # within a count: a character that may be escaped or not is not
 
-    def _class(self, ranges: Ranges) -> str:
+    def char(self, ranges: Ranges) -> str:
         """One character of these ranges, as JSON spells it where it is in a string."""
         if not self._in_json:
             return _spelled(ranges) if ranges else self._nothing()
@@ -105,15 +137,18 @@ class _Writer:
         """A list of parsed items; never without a text."""
         return " ".join(filter(None, (self._item(str(name), argument) for name, argument in items))) or '""'
 
-    def _item(self, name: str, argument: Any) -> str:
+    def ranges(self, name: str, argument: Any) -> Ranges | None:
+        """Of a parsed item that is one character, which ones; None of any other."""
         if name in ("LITERAL", "NOT_LITERAL"):
             one = self._folded([(argument, argument)])
-            return self._class(_inverse(one) if name == "NOT_LITERAL" else one)
+            return _inverse(one) if name == "NOT_LITERAL" else one
         if name == "ANY":
-            whole = argument == "all" or self._flags & re.DOTALL
-            return self._class([(0, _LAST)] if whole else _inverse([(10, 10)]))
-        if name == "IN":
-            return self._class(self._members(argument))
+            return [(0, _LAST)] if argument == "all" or self._flags & re.DOTALL else _inverse([(10, 10)])
+        return self._members(argument) if name == "IN" else None
+
+    def _item(self, name: str, argument: Any) -> str:
+        if (ranges := self.ranges(name, argument)) is not None:
+            return self.char(ranges)
         if name == "BRANCH":
             return f"({' | '.join(self.sequence(option) for option in argument[1])})"
         if name == "SUBPATTERN":
@@ -162,7 +197,7 @@ class _Writer:
             return _inverse(ranges) if negative else ranges
         small = [(48, 57)] if kind == "digit" else _WORD
         # Where a class takes characters away, all that Python counts in must go.
-        ranges = _unicode_class(kind) if outside != negative and not ascii_only else small
+        ranges = _unicode_class(kind) if (outside != self._widest) != negative and not ascii_only else small
         return _inverse(ranges) if negative else ranges
 
     def _folded(self, ranges: Ranges) -> Ranges:
@@ -204,8 +239,12 @@ def _inverse(ranges: Ranges) -> Ranges:
 
 
 def _spelled(ranges: Ranges) -> str:
-    """One character of these ranges."""
-    return f"[{''.join(_escaped(a) if a == b else f'{_escaped(a)}-{_escaped(b)}' for a, b in ranges)}]"
+    """One character of these ranges: by those it is not, where these are few, which the library follows faster."""
+    others = _inverse(ranges)
+    negated = bool(others) and others[-1][1] < 128
+    shown = others if negated else ranges
+    members = "".join(_escaped(a) if a == b else f"{_escaped(a)}-{_escaped(b)}" for a, b in shown)
+    return f"[{'^' if negated else ''}{members}]"
 
 
 def _escaped(code: int) -> str:

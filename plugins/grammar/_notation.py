@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _json_regex as rx
 from ._json_pattern import pattern_regex
 from ._regex import literal
 
 ANY_DEPTH = 2  # arrays and objects within a value of which the schema says nothing
+
+
+class Facets(NamedTuple):
+    """What a schema says of a string. `format` is one that the notation has."""
+
+    pattern: str | None = None
+    format: str | None = None
+    least: int = 0  # characters
+    most: int | None = None
 
 
 class Notation:
@@ -21,6 +30,7 @@ class Notation:
 
     backend = "outlines"
     recursive = False
+    combines = False  # facets of a string are enforced together
     formats: Mapping[str, str] = rx.FORMATS
     max_count: int | None = None  # of items, characters or members that a bound may name
     max_nodes = 5000  # schemas written out, references followed
@@ -37,6 +47,19 @@ class Notation:
     def pattern(self, pattern: str, param: str, where: str = "") -> str:
         """What may stand between the quotes of a string that holds a match. Raises RequestError(param=param)."""
         return pattern_regex(pattern, param, where)
+
+    def text(self, facets: Facets, param: str, where: str = "") -> str | None:
+        """A JSON string of which these hold, quotes included; None if there is none. Raises RequestError.
+
+        Here a format wins over a pattern, and a pattern over lengths.
+        """
+        quote = self.literal('"')
+        if facets.format is not None:
+            return f"{quote}{self.regex(self.formats[facets.format])}{quote}"
+        if facets.pattern is not None:
+            return f"{quote}{self.pattern(facets.pattern, param, where)}{quote}"
+        least, most = facets.least, facets.most
+        return None if most is not None and most < least else self.string(least, most)
 
     def group(self, text: str) -> str:
         """Keeps alternatives in `text` to themselves."""

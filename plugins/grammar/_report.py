@@ -55,6 +55,8 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     ),
     **{"required": ([],), "uniqueItems": (False,), "pattern": ("", ".*", "^.*$"), "allOf": ([],), "items[]": ([],)},
     **{"prefixItems": ([],), "not": (False,)},
+    # Of pydantic and OpenAPI: hints for forms and for decoding, which forbid no string.
+    "format": ("binary", "password", "path", "file-path", "directory-path", "multi-line"),
 }
 # A keyword that does nothing without another one.
 _NEEDS = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}

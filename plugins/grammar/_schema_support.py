@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from phloem.errors import RequestError
 
-from ._notation import Notation
-from ._report import Node, Support
+from ._notation import Facets, Notation
+from ._report import Node, Support, misshapen
 
 _KEYWORDS = frozenset(
     {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "minLength", "maxLength", "pattern"}
@@ -19,10 +19,18 @@ _KEYWORDS = frozenset(
 )
 
 
-def lost_pattern(notation: Notation, pattern: Any) -> str | None:
-    """Why a pattern is not enforced; None if it is."""
+def facets_of(notation: Notation, schema: Mapping[str, Any]) -> Facets:
+    """What a schema says of strings."""
+    form = schema.get("format")
+    known = form if isinstance(form, str) and form in notation.formats else None
+    pattern = schema.get("pattern")
+    return Facets(pattern, known, schema.get("minLength", 0), schema.get("maxLength"))
+
+
+def lost_text(notation: Notation, facets: Facets) -> str | None:
+    """Why what is said of a string cannot be enforced; None if it can."""
     try:
-        notation.pattern(pattern, "pattern", f"{notation.backend}: ")
+        notation.text(facets, "pattern", f"{notation.backend}: ")
     except RequestError as error:
         return error.message
     return None
@@ -35,8 +43,11 @@ def _check(notation: Notation, node: Node) -> Iterator[tuple[str, str]]:
         yield "allOf", f"{name} cannot combine schemas"
     if "multipleOf" in active and not (active["multipleOf"] == 1 and "number" not in types):
         yield "multipleOf", f"{name} ignores multipleOf"
-    if isinstance(active.get("pattern"), str) and (why := lost_pattern(notation, active["pattern"])) is not None:
-        yield "pattern", why
+    keyword = next((key for key in ("pattern", "format", "minLength", "maxLength") if key in active), None)
+    if keyword is not None and not any(misshapen(active)):
+        why = lost_text(notation, facets_of(notation, active))
+        if why is not None:
+            yield keyword, why
     yield from _object_counts(name, node)
 
 
@@ -58,7 +69,9 @@ def support(notation: Notation) -> Support:
         backend=notation.backend,
         keywords=_KEYWORDS,
         formats=frozenset(notation.formats),
-        beside={"pattern": frozenset({"format"})}
+        beside={}
+        if notation.combines
+        else {"pattern": frozenset({"format"})}
         | {key: frozenset({"format", "pattern"}) for key in ("minLength", "maxLength")},
         check=partial(_check, notation),
     )

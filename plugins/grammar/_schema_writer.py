@@ -16,10 +16,10 @@ from phloem.errors import RequestError
 from . import _json_regex as rx
 from ._disjoint import type_of, types_of, values_of
 from ._json_number import exact, number
-from ._notation import Layout, Notation
+from ._notation import Facets, Layout, Notation
 from ._refs import Place, References
 from ._report import misshapen
-from ._schema_support import lost_pattern
+from ._schema_support import facets_of, lost_text
 
 MAX_DEPTH = 100  # of schemas within schemas, references followed
 
@@ -147,13 +147,11 @@ class _Writer:
         return None if pattern is None else self.notation.regex(pattern)
 
     def _string(self, schema: dict[str, Any], at: str) -> str | None:
-        write, quote = self.notation, self.notation.literal('"')
-        if schema.get("format") in write.formats:
-            return f"{quote}{write.regex(write.formats[schema['format']])}{quote}"
-        if "pattern" in schema and lost_pattern(write, schema["pattern"]) is None:
-            return f"{quote}{write.pattern(schema['pattern'], self.kind)}{quote}"
         least, most = self._counts(schema, "Length", at)
-        return None if most is not None and most < least else write.string(least, most)
+        facets = facets_of(self.notation, schema)._replace(least=least, most=most)
+        if lost_text(self.notation, facets) is not None:  # which the report has said
+            facets = Facets(None, facets.format, *((0, None) if facets.format else (least, most)))
+        return self.notation.text(facets, self.kind)
 
     def _array(self, schema: dict[str, Any], at: str) -> str | None:
         items = schema.get("items", True)

@@ -104,7 +104,8 @@ def test_regexes_mean_what_python_means(xgrammar: XGrammar, pattern: str, texts:
 
 def test_classes_of_unicode_are_narrowed_never_widened() -> None:
     assert matching(r"\d", "regex") == "([0-9])"
-    assert "[^" not in found_in_json(r"\W", "json_schema")
+    assert "a-z" not in found_in_json(r"^\W$", "json_schema")
+    assert matching(r"[^\W]", "regex") == matching(r"[\w]", "regex") == "([0-9A-Z_a-z])"
 
 
 @pytest.mark.parametrize(
