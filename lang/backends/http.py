@@ -32,7 +32,7 @@ class HttpBackend:
     """Implements `Backend` for one server. Thread-safe, usable from any event loop."""
 
     capabilities = frozenset(
-        {"fork", "select", "logprobs", "prompt_logprobs", "stop_regex"}
+        {"fork", "select", "group", "logprobs", "prompt_logprobs", "stop_regex"}
         | {"regex", "json_schema", "ebnf", "lark", "structural_tag", "choices"}
     )
 
@@ -75,9 +75,9 @@ class HttpBackend:
         found: dict[str, Any] = self._body(answer)
         return found
 
-    def start(self, *, priority: int = 0, salt: str | None = None) -> Path:
-        """A new path. The server learns of it with its first text."""
-        asked = {"priority": priority or None, "salt": salt, "idle_s": self.idle_s}
+    def start(self, *, priority: int = 0, salt: str | None = None, group: str | None = None) -> Path:
+        """A new path. The server learns of it with its first text. Runs of one `group` are each other's siblings."""
+        asked = {"priority": priority or None, "salt": salt, "group": group, "idle_s": self.idle_s}
         return HttpPath(self, {name: value for name, value in asked.items() if value is not None})
 
     def ending(self, params: SamplingParams, end: str) -> SamplingParams:

@@ -32,7 +32,7 @@ class State:
     """One program's state. Its operations take turns; the id is also the name of its hold."""
 
     id: str
-    group: str  # of all states that were forked from one
+    group: str  # of all states that were forked from one, and of those whose makers say so
     salt: str | None
     priority: int
     idle_s: float
@@ -75,13 +75,13 @@ class Store:
     def __len__(self) -> int:
         return len(self._states)
 
-    async def make(self, *, salt: str | None, priority: int, idle_s: float | None) -> State:
+    async def make(self, *, salt: str | None, priority: int, group: str | None, idle_s: float | None) -> State:
         """A new, empty state. Raises QueueFullError if there are too many, RequestError for a wrong idle time."""
         if idle_s is not None and not 0 < idle_s <= MAX_IDLE_S:
             raise RequestError(f"idle_s must be above 0 and at most {MAX_IDLE_S:g}, got {idle_s:g}", param="idle_s")
         state_id = new_id("program")
         await self._reserve(1)
-        return self._add(State(state_id, state_id, salt, priority, IDLE_S if idle_s is None else idle_s))
+        return self._add(State(state_id, group or state_id, salt, priority, IDLE_S if idle_s is None else idle_s))
 
     async def fork(self, parent: State, count: int) -> list[State]:
         """States that begin with what the parent has now. Called in the parent's turn."""

@@ -45,6 +45,9 @@ class ProgramBody(AppendBody):
 
     salt: str | None = None
     priority: Int | None = None
+    group: str | None = Field(
+        None, description="Programs of one group wait for each other's prefixes, as the forks of one program do."
+    )
     idle_s: float | Int | None = Field(None, description="Seconds without use after which the program is forgotten.")
 
 
@@ -123,7 +126,7 @@ def _add_states(router: APIRouter, service: Service, store: Store) -> None:
     async def make(body: ProgramBody) -> Response:
         """A new program. Runs nothing."""
         _check_text(body, service, required=False)
-        state = await store.make(salt=body.salt, priority=body.priority or 0, idle_s=body.idle_s)
+        state = await store.make(salt=body.salt, priority=body.priority or 0, group=body.group, idle_s=body.idle_s)
         _append(state, body, service)
         return json_response({"id": state.id, "expires_s": state.idle_s})
 

@@ -82,6 +82,19 @@ def test_a_program_writes_what_it_writes_in_process(remote: HttpBackend, local: 
         assert reports[0] == pytest.approx(reports[1], abs=1e-3)
 
 
+def prefixes(server: Live, text: str, length: int | None = None) -> set[tuple[int, ...]]:
+    """The beginnings of a text, in tokens."""
+    tokens = server.http.post("/tokenize", json={"prompt": text}).json()["tokens"][:length]
+    return {tuple(tokens[:n]) for n in range(1, len(tokens) + 1)}
+
+
+def flushed(server: Live) -> dict[str, float]:
+    """The metrics of a server with an empty cache."""
+    server.http.post("/flush_cache")
+    server.until(lambda: server.metrics()["phloem_kv_slots/0/evictable"] == 0)
+    return server.metrics()
+
+
 def test_the_same_guarantees_about_sharing(remote: HttpBackend, lang_server: Live) -> None:
     """What branches and a select share is run once, though all begin together: every distinct token once."""
     shared = "A prefix that all of the branches share, not in any other test. " * 2
@@ -94,22 +107,32 @@ def test_the_same_guarantees_about_sharing(remote: HttpBackend, lang_server: Liv
         forks.join()
         s += pl.select("y", choices=[" a long choice", " a longer choice", " no"])
 
-    def prefixes(text: str, length: int | None = None) -> set[tuple[int, ...]]:
-        tokens = lang_server.http.post("/tokenize", json={"prompt": text}).json()["tokens"][:length]
-        return {tuple(tokens[:n]) for n in range(1, len(tokens) + 1)}
-
-    lang_server.http.post("/flush_cache")
-    lang_server.until(lambda: lang_server.metrics()["phloem_kv_slots/0/evictable"] == 0)
-    before = lang_server.metrics()
+    before = flushed(lang_server)
     state = program.run(backend=remote, temperature=0)
     selected = state.get_meta_info("y")["prompt_tokens"]
-    distinct = set.union(*(prefixes(f"{shared}{i}:") for i in range(6)), prefixes(shared, selected))
+    branches = [prefixes(lang_server, f"{shared}{i}:") for i in range(6)]
+    distinct = set.union(*branches, prefixes(lang_server, shared, selected))
     assert len(distinct) < sum(meta["prompt_tokens"] for meta in state.get_meta_info("x")) / 4
 
     def ran(name: str) -> float:
         return lang_server.metrics()[f"phloem_{name}_tokens_total"] - before[f"phloem_{name}_tokens_total"]
 
     lang_server.until(lambda: ran("prefill") == len(distinct) and ran("scored") > 0, 10)
+
+
+def test_items_of_a_batch_are_siblings(remote: HttpBackend, lang_server: Live) -> None:
+    """What they begin with is run once, to the last token."""
+
+    @pl.function
+    def program(s: pl.State, i: int) -> None:
+        s += f"The items of one batch begin with this: {i}," + pl.gen("x", max_tokens=2)
+
+    before = flushed(lang_server)["phloem_prefill_tokens_total"]
+    done = program.run_batch([{"i": i} for i in range(8)], backend=remote, temperature=0)
+    assert all(state.error() is None for state in done)
+    texts = [f"The items of one batch begin with this: {i}," for i in range(8)]
+    distinct = set.union(*(prefixes(lang_server, text) for text in texts))
+    lang_server.until(lambda: lang_server.metrics()["phloem_prefill_tokens_total"] - before == len(distinct), 10)
 
 
 def test_streaming(remote: HttpBackend) -> None:
@@ -274,6 +297,30 @@ def test_idle_states_expire_with_a_clear_error(lang_server: Live) -> None:
     asyncio.run(main())
 
 
+def test_a_program_goes_on_when_the_model_process_is_back(remote: HttpBackend, lang_server: Live) -> None:
+    """States are kept by the process that speaks HTTP: only what was computed is lost."""
+
+    async def main() -> None:
+        path = remote.start()
+        path.append("Begin")
+        made = await path.generate(GREEDY)
+        pid = lang_server.model_pid
+        os.kill(pid, signal.SIGKILL)
+        lang_server.until(lambda: not Path(f"/proc/{pid}").exists())
+        with pytest.raises(EngineDeadError, match=remote.url):
+            await path.generate(GREEDY)
+        lang_server.until(lambda: lang_server.status("/ready") == 200, 120)
+        again = await path.generate(GREEDY)
+        whole = remote.start()
+        whole.append("Begin")
+        expected = await whole.generate(SamplingParams(max_tokens=10, temperature=0))
+        assert made.texts[0] + again.texts[0] == expected.texts[0]
+        await path.close()
+        await whole.close()
+
+    asyncio.run(main())
+
+
 def test_many_programs_at_once(remote: HttpBackend) -> None:
     @pl.function
     async def program(s: pl.State, i: int) -> None:
@@ -281,7 +328,7 @@ def test_many_programs_at_once(remote: HttpBackend) -> None:
         s += pl.gen("y", max_tokens=2)
         assert await s.get("y") is not None
 
-    done = program.run_batch([{"i": i} for i in range(60)], backend=remote, temperature=0)
+    done = program.run_batch([{"i": i} for i in range(30)], backend=remote, temperature=0)
     assert all(state.error() is None and isinstance(state["y"], str) for state in done)
 
 
