@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,6 +185,8 @@ class Program:
     ) -> Batch[State]:
         shared = self._call((), sampling)
         chosen = session.backend(backend)
+        if "group" in chosen.capabilities:  # what the items have in common is computed once, to the last token
+            shared = shared._replace(start={**shared.start, "group": f"batch-{uuid.uuid4().hex[:12]}"})
 
         async def one(item: Mapping[str, Any] | Sequence[Any]) -> State:
             by_name = isinstance(item, Mapping)
@@ -195,8 +198,11 @@ class Program:
 
         return Batch(one, items, num_threads, threads=not self.is_async)
 
-    async def _drive(self, run: Run, state: State, call: Call) -> Exception | None:
-        """Run the body to its end and release everything. Returns what the body raised; the state knows it too."""
+    async def _drive(self, run: Run, state: State, call: Call) -> BaseException | None:
+        """Run the body to its end and release everything. Returns what the body raised; the state knows it too.
+
+        A body that exits the process does so where its caller waits, not here: the loop must go on for others.
+        """
         try:
             if self.is_async:
                 with run.body():
@@ -204,10 +210,11 @@ class Program:
             else:
                 await asyncio.wrap_future(session.thread(lambda: self._body(run, state, call)))
             await run.finish()
+        except asyncio.CancelledError as error:
+            await run.abort(_why(error))
+            raise
         except BaseException as error:
             await run.abort(_why(error))
-            if not isinstance(error, Exception):
-                raise
             return error
         return None
 
@@ -226,6 +233,6 @@ def _why(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else AbortedError("the run was interrupted")
 
 
-def _raise(error: Exception | None) -> None:
+def _raise(error: BaseException | None) -> None:
     if error is not None:
         raise error

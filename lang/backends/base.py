@@ -67,7 +67,9 @@ class Path(Protocol):
 class Backend(Protocol):
     """Where programs run. Usable from any event loop; thread-safe to share among runs."""
 
-    capabilities: frozenset[str]  # of "fork", "select", "regex", "json_schema", "logprobs", "stop_regex", "vision", ...
+    # Of "fork", "select", "regex", "json_schema", "logprobs", "stop_regex", "vision", ...; with "group", `start` takes
+    # a further `group=`: runs that carry the same one wait for each other's prefixes, as the branches of one run do.
+    capabilities: frozenset[str]
 
     def start(self, *, priority: int = 0, salt: str | None = None) -> Path:
         """A new, empty path. One per program run."""

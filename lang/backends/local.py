@@ -13,6 +13,7 @@ import random
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -25,13 +26,14 @@ from phloem.messages import GenerateCall
 from phloem.params import SamplingParams
 from phloem.results import Collector, Output, Result
 
-from ..roles import roles_of
+from ..roles import Roles, roles_of
 from .base import Generation, Path, Selection
 
 CAPABILITIES = frozenset(
     {
         "fork",
         "select",
+        "group",
         "logprobs",
         "prompt_logprobs",
         "stop_regex",
@@ -48,8 +50,12 @@ class LocalBackend:
     def __init__(self, engine: Engine, *, owned: bool = False) -> None:
         self.engine = engine
         self.service: Service = engine.service()
-        self.roles = roles_of(engine.tokenizer)
         self._owned = owned
+
+    @cached_property
+    def roles(self) -> Roles:
+        """The texts of the model's chat format. Raises ModelError for a template that is no template."""
+        return roles_of(self.engine.tokenizer)
 
     @classmethod
     def of(cls, engine: Engine) -> LocalBackend:
@@ -61,9 +67,9 @@ class LocalBackend:
         """A backend with an engine of its own; the arguments of `phloem.Engine`."""
         return cls(Engine(model, **sections) if model is not None else Engine(**sections), owned=True)
 
-    def start(self, *, priority: int = 0, salt: str | None = None) -> Path:
-        """The empty path of a run."""
-        return LocalPath(Family(self, priority, salt))
+    def start(self, *, priority: int = 0, salt: str | None = None, group: str | None = None) -> Path:
+        """The empty path of a run. Runs of one group are each other's siblings, as the branches of one run are."""
+        return LocalPath(Family(self, priority, salt, group))
 
     async def flush_cache(self) -> None:
         """Drop what is cached and not in use."""
@@ -96,16 +102,17 @@ class LocalBackend:
 class Family:
     """What the paths of one run share."""
 
-    def __init__(self, backend: LocalBackend, priority: int, salt: str | None) -> None:
-        self.engine, self.service, self.roles = backend.engine, backend.service, backend.roles
+    def __init__(self, backend: LocalBackend, priority: int, salt: str | None, group: str | None) -> None:
+        self.backend, self.engine, self.service = backend, backend.engine, backend.service
         self.tokenizer = backend.engine.tokenizer
         self.priority, self.salt = priority, salt
-        self.group = f"program-{uuid.uuid4().hex[:12]}"
+        self._own = f"program-{uuid.uuid4().hex[:12]}"
+        self.group = group or self._own
         self._numbers = itertools.count()
 
     def name(self) -> str:
         """A name of a call or a hold, unique in the process."""
-        return f"{self.group}-{next(self._numbers)}"
+        return f"{self._own}-{next(self._numbers)}"
 
     def call(self, prompt: list[int], params: SamplingParams, **more: Any) -> GenerateCall:
         """A call that the engine knows to be of this run."""
@@ -151,8 +158,8 @@ class LocalPath:
 
     def begin(self, role: str) -> str:
         """Open a message."""
-        text = self._family.roles.begin(self._messages, role)
-        if not self._messages and not self._family.roles.plain:
+        text = self._family.backend.roles.begin(self._messages, role)
+        if not self._messages and not self._family.backend.roles.plain:
             if self._tokens or self._tail:
                 text = text.removeprefix(self._family.tokenizer.special_tokens.get("bos_token", ""))
             else:
@@ -163,7 +170,7 @@ class LocalPath:
 
     def end(self, role: str) -> str:
         """End the message."""
-        text = self._family.roles.end(self._messages, role)
+        text = self._family.backend.roles.end(self._messages, role)
         content = self._open[1] if self._open is not None else ""
         self._messages.append({"role": role, "content": content})
         self._tail += text
@@ -268,7 +275,7 @@ class LocalPath:
         if self._open is None or params.ignore_eos:
             return params
         tokenizer = self._family.tokenizer
-        ids = tokenizer.encode(self._family.roles.end(self._messages, self._open[0]), add_special=False)
+        ids = tokenizer.encode(self._family.backend.roles.end(self._messages, self._open[0]), add_special=False)
         known = (*self._family.service.info.spec.eos_token_ids, *params.stop_token_ids)
         if not ids or ids[0] not in tokenizer.special_ids or ids[0] in known:
             return params

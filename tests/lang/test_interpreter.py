@@ -498,3 +498,37 @@ def test_sync_runs_on_the_loop_are_refused(backend: Scripted) -> None:
 
     with pytest.raises(RuntimeError, match="arun"):
         program.run(backend=backend)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_body_that_exits_does_so_in_its_callers_thread(backend: Scripted, kind: str) -> None:
+    """And the loop that all programs share goes on."""
+
+    @pl.function
+    def plain(s: Any) -> None:
+        s += "a" + pl.gen("x", max_tokens=1)
+        raise SystemExit(3)
+
+    @pl.function
+    async def awaited(s: Any) -> None:
+        plain(s)
+
+    program = plain if kind == "plain" else awaited
+    with pytest.raises(SystemExit):
+        program.run(backend=backend)
+    (state,) = program.run_batch([{}], backend=backend)
+    assert isinstance(state.error(), AbortedError)
+    assert pl.function(lambda s: None).run(backend=backend).error() is None
+
+
+def test_a_stream_can_be_left(backend: Scripted) -> None:
+    """Whoever stops reading stops nothing; the body ends by itself."""
+
+    @pl.function
+    def program(s: Any) -> None:
+        s += "a" + pl.gen("x", max_tokens=1) + pl.gen("y", max_tokens=2)
+
+    state = program.run(backend=backend, stream=True)
+    assert next(state.text_iter())
+    assert state["y"] == "[0:2]"
+    state.branch.closed.wait(10)

@@ -14,7 +14,7 @@ import pytest
 
 import phloem.lang as pl
 from phloem import Engine, SamplingParams
-from phloem.errors import RequestError
+from phloem.errors import AbortedError, EngineDeadError, RequestError
 from phloem.lang.backends.local import LocalBackend, LocalPath, draw
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
@@ -271,6 +271,22 @@ def test_every_prefix_of_nested_forks_is_computed_once(engine: Engine) -> None:
     assert [len(values) for values in state["x"]] == [3] * 4
 
 
+def test_a_batch_computes_what_its_items_share_once(engine: Engine) -> None:
+    """Also the few tokens beyond the examples that two questions happen to share."""
+    shots = "Question: what is stored once? Answer: whatever two requests share. " * 3
+
+    @pl.function
+    async def program(s: Any, i: int) -> None:
+        s += shots + f"Question: number {i} of many? Answer:" + pl.select("x", [" A", " B", " C"])
+
+    engine.flush_cache()
+    before = engine.stats()["prefill_tokens"]
+    states = program.run_batch([{"i": i} for i in range(30)], backend=engine)
+    prompts = [engine.tokenizer.encode(state.text().removesuffix(state["x"])) for state in states]
+    minimum = len({tuple(tokens[: n + 1]) for tokens in prompts for n in range(len(tokens))})
+    assert engine.stats()["prefill_tokens"] - before <= minimum
+
+
 def test_holds_are_released(engine: Engine) -> None:
     @pl.function
     def program(s: Any, fail: bool) -> None:
@@ -410,7 +426,21 @@ def test_an_own_engine_is_closed_with_its_backend(lang_model: Path) -> None:
         assert program.run(backend=backend).error() is None
         assert pl.get_server_info(backend)["max_total_tokens"] > 0
         assert pl.flush_cache(backend)
-    assert program.run(backend=backend).error() is not None
+    assert isinstance(program.run(backend=backend).error(), EngineDeadError)
+
+
+def test_an_engine_that_closes_ends_what_runs_on_it(lang_model: Path) -> None:
+    @pl.function
+    def program(s: Any) -> None:
+        s += "The fox" + pl.gen("x", max_tokens=2) + pl.gen("y", max_tokens=900, ignore_eos=True)
+
+    with pl.Engine(str(lang_model)) as backend:
+        state = program.run(backend=backend, stream=True)
+        next(state.text_iter("y"))
+    with pytest.raises(AbortedError):
+        state["y"]
+    state.branch.closed.wait(20)
+    assert isinstance(state.error(), AbortedError)
 
 
 def test_the_default_models_format(smollm2_path: str) -> None:
