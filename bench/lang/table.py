@@ -1,16 +1,24 @@
-"""Tables of a run: programs a second and ratios of time by way, and what was computed beside the least possible."""
+"""Tables of a run: programs a second and ratios of time by way, and what was computed beside the least possible.
+
+python -m bench.lang.table RESULT.json... [--write-docs] makes them of results that were kept, of several runs together.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bench.lang.programs import PROGRAMS
 from bench.lang.ways import Run
 from bench.pairs import spread
+from bench.report import DOCS
 
 Found = dict[str, list[Run]]  # runs by way, in rounds
 SHOWN = ("engine", "server", "calls", "transformers", "one-by-one")
+BEGIN, END = "<!-- bench.lang -->", "<!-- /bench.lang -->"
 TARGETS = "Targets: prefill at most 1.02 of the minimum; calls / server at least 1.2 where branches fork (marked *)."
 
 
@@ -75,3 +83,41 @@ def _equal(ours: Run, theirs: Sequence[Run]) -> str:
         for mine, other in zip(case, twin, strict=True)
     ]
     return f"{sum(mine == other for mine, other in pairs)} of {len(pairs)}"
+
+
+def kept(paths: Sequence[Path]) -> tuple[dict[str, Found], str]:
+    """Runs of results that were kept, and a line on when and where they were made."""
+    reports = [json.loads(path.read_text()) for path in paths]
+    results = {
+        name: {way: [Run(**run) for run in runs] for way, runs in found.items()}
+        for report in reports
+        for name, found in report["runs"].items()
+    }
+    machine = reports[-1]["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {versions}"
+    return results, f"{', '.join(report['when'] for report in reports)}; {where}."
+
+
+def write_docs(text: str) -> None:
+    """Replace the part of docs/benchmarks.md between the markers."""
+    head, _, rest = DOCS.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    DOCS.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description="Tables of results that were kept.")
+    parser.add_argument("result", type=Path, nargs="+")
+    parser.add_argument("--write-docs", action="store_true", help="put them into docs/benchmarks.md")
+    options = parser.parse_args()
+    results, where = kept(options.result)
+    text = f"{markdown(results)}\n\n{where}"
+    print(text)
+    if options.write_docs:
+        write_docs(text)
+
+
+if __name__ == "__main__":
+    main()

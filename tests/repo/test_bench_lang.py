@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from bench.lang import __main__ as bench
+from bench.lang import table
 from bench.lang.minimum import Note, least_prefill
 from bench.lang.programs import PROGRAMS
-from bench.lang.table import markdown
 from bench.lang.ways import Run, through_calls
 from bench.lang.worker import in_process, one_by_one, unshared
+from bench.report import DOCS
 from phloem import Engine
 
 
@@ -51,7 +52,7 @@ def test_cases_are_the_same_every_time_and_differ_among_each_other(name: str) ->
     assert all(case != other for i, case in enumerate(cases) for other in cases[:i])
 
 
-@pytest.mark.parametrize(("name", "calls"), [("judge", 6 + 5), ("tree", 3 + 6 + 6 * 5 + 1), ("agents", 3 * 5 + 2)])
+@pytest.mark.parametrize(("name", "calls"), [("judge", 6 + 3), ("tree", 3 + 6 + 6 * 3 + 1), ("agents", 3 * 3 + 2)])
 def test_plain_programs_make_the_calls_that_their_structure_says(name: str, calls: int) -> None:
     scripted = Scripted()
     run = asyncio.run(through_calls(name, 1, scripted))
@@ -65,10 +66,19 @@ def test_the_table_has_medians_of_pairs_and_shares_of_equal_texts() -> None:
     engine = [Run(1.0, [["a", "b"]], counters), Run(2.0, [["a", "b"]], counters)]
     server = [Run(1.0, [["a", "c"]], counters), Run(1.0, [["a", "c"]], counters)]
     calls = [Run(2.0, [["x", "y"]], counters), Run(4.0, [["x", "y"]], counters)]
-    text = markdown({"judge": {"engine": engine, "server": server, "calls": calls}})
+    text = table.markdown({"judge": {"engine": engine, "server": server, "calls": calls}})
     rates, work = [line for line in text.splitlines() if line.startswith("| judge")]
     assert rates.startswith("| judge * | 1 | 0.75 | 1.00 | 0.38 | 3.00 (2.50 to 3.50, n=2) |")
     assert "| 9 | 100 | 102 | 1.020 | 102 | 1.020 | 102 | 1.020 | 7 | 1 of 2 | 0 of 2 |" in work
+
+
+def test_docs_get_the_tables_between_their_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    monkeypatch.setattr(table, "DOCS", page)
+    table.write_docs("new")
+    assert page.read_text() == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    assert table.BEGIN in DOCS.read_text()
 
 
 def test_unknown_names_are_refused() -> None:
@@ -105,4 +115,5 @@ def test_a_run_of_three_ways_prints_and_keeps_both_tables(
     rates, work = [line.split(" | ") for line in shown[1].splitlines() if line.startswith("| chat-short")]
     assert all(float(cell) > 0 for cell in rates[2:5])
     assert work[-2] == "4 of 4"  # the server writes what the engine writes
-    assert len(list(tmp_path.glob("lang-*.json"))) == 1
+    results, _ = table.kept(list(tmp_path.glob("lang-*.json")))
+    assert table.markdown(results) == shown[1]

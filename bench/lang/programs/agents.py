@@ -9,7 +9,7 @@ from bench.lang.data import TOPICS, Prose
 from bench.lang.programs._program import Calls, Case, Program
 
 EVENTS, PLAN, SPEECH = 3, 24, 16
-MARKS = [" 1", " 2", " 3", " 4", " 5"]
+MARKS = [" little", " some", " much"]
 
 
 def cases(count: int) -> list[Case]:
@@ -27,7 +27,7 @@ def cases(count: int) -> list[Case]:
 
 
 def _rating(event: str) -> str:
-    return f"Event: {event}\nHow much does it move you, from 1 to 5? Rating:"
+    return f"Event: {event}\nHow much does it move you: little, some or much? It moves you"
 
 
 def _seen(events: list[str]) -> str:
@@ -59,4 +59,4 @@ async def plain(calls: Calls, world: str, person: str, events: list[str]) -> lis
     return [*(str(mark) for mark in marks), *acts]
 
 
-PROGRAM = Program("agents", "3 ratings beside a plan", cases, language, plain, size=4, fork_heavy=True)
+PROGRAM = Program("agents", "3 ratings beside a plan", cases, language, plain, size=3, fork_heavy=True)

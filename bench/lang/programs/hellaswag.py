@@ -42,4 +42,4 @@ async def plain(calls: Calls, header: str, start: str, endings: list[str]) -> li
     return [await calls.choose(header + start, endings)]
 
 
-PROGRAM = Program("hellaswag", "select one of 4 endings after 8 shots", cases, language, plain, size=8)
+PROGRAM = Program("hellaswag", "select one of 4 endings after 8 shots", cases, language, plain, size=4)

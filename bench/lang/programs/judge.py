@@ -10,7 +10,7 @@ from bench.lang.programs._program import Calls, Case, Program
 
 DIMENSIONS = ("clarity", "originality", "evidence", "style", "order", "length")
 JUDGEMENT = 16
-GRADES = [" A", " B", " C", " D", " E"]
+GRADES = [" A", " B", " C"]
 
 
 def cases(count: int) -> list[Case]:
@@ -25,7 +25,7 @@ def _ask(dimension: str) -> str:
 
 def _merge(judgements: list[str]) -> str:
     lines = (f"{name}: {text}\n" for name, text in zip(DIMENSIONS, judgements, strict=True))
-    return "Judgements:\n" + "".join(lines) + "The grade that follows, from A to E:"
+    return "Judgements:\n" + "".join(lines) + "The grade that follows, from A to C:"
 
 
 @pl.function

@@ -61,4 +61,4 @@ async def plain(calls: Calls, header: str, question: str, observations: list[str
     return [*written, await calls.complete(text + "Answer:", THOUGHT, stop="\n")]
 
 
-PROGRAM = Program("react", "thought, action, observation x 3", cases, language, plain, size=6)
+PROGRAM = Program("react", "thought, action, observation x 3", cases, language, plain, size=4)

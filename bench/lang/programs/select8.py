@@ -32,4 +32,4 @@ async def plain(calls: Calls, text: str, choices: list[str]) -> list[str]:
     return [await calls.choose(text, choices)]
 
 
-PROGRAM = Program("select8", "select one of 8 choices", cases, language, plain, size=6)
+PROGRAM = Program("select8", "select one of 8 choices", cases, language, plain, size=4)

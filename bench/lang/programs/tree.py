@@ -9,8 +9,8 @@ from bench.lang.data import Prose
 from bench.lang.programs._program import Calls, Case, Program
 
 PROPOSALS, ELABORATIONS, STEP, ANSWER = 3, 2, 16, 24
-MARKS = [" 1", " 2", " 3", " 4", " 5"]
-RATE = "\nHow likely is it that this leads to the answer, from 1 to 5? Mark:"
+MARKS = [" bad", " fair", " good"]  # in the order of their worth
+RATE = "\nIs this a good, a fair or a bad way to the answer? It is"
 
 
 def cases(count: int) -> list[Case]:
@@ -39,7 +39,7 @@ def language(s: pl.State, task: str) -> list[str]:
             leaves.append(leaf)
             marks.append(rating)
     written = [proposal["step"] for proposal in proposals] + [leaf["more"] for leaf in leaves]
-    best = max(range(len(leaves)), key=lambda i: (marks[i]["mark"], -i))
+    best = max(range(len(leaves)), key=lambda i: (MARKS.index(marks[i]["mark"]), -i))
     leaves[best] += "\nAnswer:" + pl.gen("answer", max_tokens=ANSWER, ignore_eos=True)
     return [*written, *(mark["mark"] for mark in marks), leaves[best]["answer"]]
 
@@ -58,7 +58,7 @@ async def plain(calls: Calls, task: str) -> list[str]:
 
     proposals = await asyncio.gather(*(propose(i) for i in range(PROPOSALS)))
     leaves = [leaf for _, children in proposals for leaf in children]
-    best = max(range(len(leaves)), key=lambda i: (leaves[i][1], -i))
+    best = max(range(len(leaves)), key=lambda i: (MARKS.index(leaves[i][1]), -i))
     answer = await calls.complete(leaves[best][2] + "\nAnswer:", ANSWER)
     return [*(step for step, _ in proposals), *(leaf[0] for leaf in leaves), *(leaf[1] for leaf in leaves), answer]
 
