@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .choosing import join
 from .config import Config, load_config
-from .errors import ConfigError, EngineDeadError, RequestError
+from .errors import AbortedError, ConfigError, EngineDeadError, RequestError
 from .messages import Event, GenerateCall
 from .params import SamplingParams
 from .results import Collector, Output, Result
@@ -182,11 +182,11 @@ class Engine:
         merges with the prompt's last token, its first token is that one (`phloem.choosing.join`). `call` is that of
         `generate`; errors, too.
         """
-        return self._run([self._scoring(prompt, choices, **call)])[0].scores or []
+        return _scores(self._run([self._scoring(prompt, choices, **call)])[0])
 
     async def ascore(self, prompt: Prompt, choices: list[str] | list[list[int]], **call: Any) -> list[list[float]]:
         """`score` for asyncio."""
-        return (await self._arun(self._scoring(prompt, choices, **call))).scores or []
+        return _scores(await self._arun(self._scoring(prompt, choices, **call)))
 
     def _scoring(self, prompt: Prompt, choices: Any, **call: Any) -> GenerateCall:
         if not isinstance(choices, (list, tuple)):
@@ -289,6 +289,12 @@ def _token_ids(prompt: Any) -> list[int]:
     except TypeError:
         kinds = ", ".join(sorted({type(token).__name__ for token in prompt}))
         raise RequestError(f"the token ids of a prompt are integers, got {kinds}", param="prompt") from None
+
+
+def _scores(result: Result) -> list[list[float]]:
+    if result.scores is None:
+        raise AbortedError("the scoring was aborted", hint="the engine is closing")
+    return result.scores
 
 
 def _delta(event: Event, collector: Collector) -> Result:

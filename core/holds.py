@@ -70,6 +70,14 @@ class Holds:
         self.revoked += name is not None
         return name is not None and self.drop(name)
 
+    def make_way(self, slots: int, available: Callable[[], int]) -> bool:
+        """Whether so many slots are available, if need be after giving up holds; none are given up in vain."""
+        if slots > available() + self.tokens:
+            return False
+        while slots > available() and self.revoke():
+            pass
+        return slots <= available()
+
     def expire(self) -> None:
         """Release what nobody has used for too long. O(1) while that is nothing; called every step."""
         now = self._clock()

@@ -193,20 +193,11 @@ class Scheduler:
             self.ledger.admit(request)  # first: what it matches is not evictable any more
             need = len(request.tokens) - request.computed + self._needed_later(request)
             # Alone, a request always fits: arrival checked its limit against the pool.
-            if self.running and not self._affordable(need + promised):
+            if self.running and not self.ledger.holds.make_way(need + promised, lambda: self.ledger.available):
                 self.ledger.release(request, publish=False)
                 return
             self._start(request)
             promised += len(request.tokens) - request.capacity + self._needed_later(request)
-
-    def _affordable(self, slots: int) -> bool:
-        """Slots can be had without touching a running request, if need be by giving up holds."""
-        holds = self.ledger.holds
-        if slots > self.ledger.available + holds.tokens:
-            return False
-        while slots > self.ledger.available and holds.revoke():
-            pass
-        return slots <= self.ledger.available
 
     def _may_start(self) -> bool:
         """One more request fits the step's budgets."""

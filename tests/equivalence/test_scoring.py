@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from equivalence.harness import assert_same, engine, greedy, prompts, tiny_reference
 from equivalence.test_steps import Stepper
 from phloem import Engine, SamplingParams
-from phloem.errors import ContextError, PhloemError, RequestError
+from phloem.errors import AbortedError, ContextError, PhloemError, RequestError
 from phloem.messages import Event, GenerateCall
 
 Tiny = Callable[[str], Path]
@@ -244,6 +245,26 @@ def test_texts_are_tokenised_with_the_prompt(llama: Path) -> None:
         whole = [running.tokenizer.encode(text + choice) for choice in choices]
         for tokens, row in zip(whole, scores, strict=True):
             assert_close([row], reference(llama, tokens[: -len(row)], [tokens[-len(row) :]]))
+
+
+def test_a_scoring_that_the_engine_closes_on_is_an_error(llama: Path) -> None:
+    plugins = Path(__file__).with_name("faulty_plugins.py")
+    running = engine(llama, attention={"use": f"{plugins}:Slow"}, schedule={"chunk": 1})
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            running.score(PROMPT * 8, SHARED)
+        except PhloemError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not running.stats()["running"]:
+        pass
+    running.close()
+    thread.join()
+    assert isinstance(errors[0], AbortedError)
 
 
 @pytest.mark.parametrize(

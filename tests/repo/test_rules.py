@@ -21,8 +21,9 @@ SOURCE_FOLDERS = ("core", "plugins", "server", "lang")
 # Above the 3,500 that were planned. Configuration errors with a place each, exact cut-offs and noise, stops in streamed
 # text, drafts, and failures that stay with their own request cost more code than the plan allowed for. Making lines
 # denser would hide that, so the budget says what the core is; it is meant to fall, and whatever only commands or the
-# server use belongs to these.
-CORE_LINES = 4380
+# server use belongs to these. 120 lines of it are where programs meet the step: a segment that is scored, the order of
+# siblings, a lease that outlives its request.
+CORE_LINES = 4375
 # The constraint service stands apart: it wraps strangers' backends (compile processes that may be killed, what is kept,
 # thoughts before answers), so it can be no plugin, and nothing else in the core needs to know it.
 SERVICE_LINES = 800
