@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from phloem.errors import PhloemError, RequestError
+from phloem.errors import EngineDeadError, PhloemError, RequestError
 from phloem.messages import TokenLogprob
 from phloem.params import SamplingParams
 
@@ -66,6 +66,7 @@ class HttpPath:
         self._lock = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._broken: EngineDeadError | None = None
         self._empty = True  # nothing was ever appended
         self._templated = False  # the text begins as the chat format has it: the tokenizer puts nothing before it
         self._messages: list[dict[str, str]] = []
@@ -188,6 +189,8 @@ class HttpPath:
 
     async def _send(self, until: Split | None) -> None:
         async with self._lock:
+            if self._broken is not None:
+                raise self._broken
             while self._waiting and not (until is not None and not until.due):
                 if isinstance(self._waiting[0], Split):
                     await self._send_fork(self._waiting[0])
@@ -213,7 +216,11 @@ class HttpPath:
         if self._templated:
             body["add_special_tokens"] = False
         if not await self._state(body):
-            await self._post("append", body)
+            try:
+                await self._post("append", body)
+            except EngineDeadError as error:  # whether the text has arrived nobody knows: it is not sent again
+                self._broken = error
+                raise
         for _ in parts:
             self._waiting.popleft()
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 Client = TypeVar("Client")
+CLOSE_S = 10.0  # longest wait for other loops to close theirs
 
 
 class PerLoop(Generic[Client]):
@@ -29,19 +31,45 @@ class PerLoop(Generic[Client]):
                 client = self._clients[loop] = self._make()
             return client
 
-    async def aclose(self) -> None:
-        """Close every client, each on its own loop; those whose loop has ended took their connections with them."""
+    def start_closing(self) -> list[Future[None]]:
+        """Have every client closed, each on its own loop. A loop that has ended took its connections with it."""
         with self._lock:
             clients, self._clients = list(self._clients.items()), WeakKeyDictionary()
-        here = asyncio.get_running_loop()
+        closing = []
         for loop, client in clients:
-            if loop is here:
-                await self._close(client)
-            elif loop.is_running():
-                with contextlib.suppress(RuntimeError):  # it stopped just now
-                    closing = asyncio.run_coroutine_threadsafe(_wait(self._close(client)), loop)
-                    await asyncio.wrap_future(closing)
+            if loop.is_running():
+                with contextlib.suppress(RuntimeError):  # it ended just now
+                    closing.append(asyncio.run_coroutine_threadsafe(self._closed(client), loop))
+        return closing
+
+    async def _closed(self, client: Client) -> None:
+        await self._close(client)
 
 
-async def _wait(closing: Awaitable[None]) -> None:
-    await closing
+class Connected:
+    """What backends with connections have in common: ways to close them."""
+
+    _clients: PerLoop[Any]
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for closing in self._clients.start_closing():
+            await asyncio.wrap_future(closing)
+
+    def close(self) -> None:
+        """`aclose` for sync callers. Called on an event loop, it leaves that loop's own connections to it."""
+        closing = self._clients.start_closing()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            wait(closing, CLOSE_S)
+
+    def shutdown(self) -> None:
+        """`close` under SGLang's name."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

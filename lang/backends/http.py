@@ -4,7 +4,6 @@ has computed stays while it lasts. Speaks the routes of the API plugin `program`
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from phloem.params import SamplingParams
 from ..roles import Roles
 from ._failures import lacking, refused, unreachable
 from ._http_path import HttpPath
-from ._loops import PerLoop
+from ._loops import Connected, PerLoop
 from .base import Path
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ MOST_CONNECTIONS = 4096  # of one loop: calls that run at once; more wait for a 
 _DATA, _DONE = "data: ", "[DONE]"
 
 
-class HttpBackend:
+class HttpBackend(Connected):
     """Implements `Backend` for one server. Thread-safe, usable from any event loop."""
 
     capabilities = frozenset(
@@ -95,22 +94,6 @@ class HttpBackend:
     async def info(self) -> dict[str, Any]:
         """The server's address, its model, and what it tells of its programs."""
         return {"url": self.url, **(await self.call("GET", "/v1/programs"))}
-
-    async def aclose(self) -> None:
-        """Close the connections. States that are left expire in the server."""
-        await self._clients.aclose()
-
-    def close(self) -> None:
-        """`aclose` for sync callers."""
-        asyncio.run(self.aclose())
-
-    shutdown = close  # SGLang's name
-
-    def __enter__(self) -> HttpBackend:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- requests
 

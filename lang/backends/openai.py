@@ -15,7 +15,7 @@ from phloem.params import SamplingParams
 from ._answers import Answers, Echoed
 from ._dialects import Writer, dialect
 from ._failures import lacking, refused, unreachable
-from ._loops import PerLoop
+from ._loops import Connected, PerLoop
 from ._scoring import greedy_match, scored_by_echo
 from .base import Generation, Path, Selection
 
@@ -29,7 +29,7 @@ MATCH_TOKENS = 32  # most that greedy matching generates to tell choices apart
 OPENING = {"system": "SYSTEM:", "user": "USER:", "assistant": "ASSISTANT:"}
 
 
-class OpenAIBackend:
+class OpenAIBackend(Connected):
     """Implements `Backend`. Thread-safe, usable from any event loop; `openai` is imported when it is made."""
 
     def __init__(
@@ -113,10 +113,6 @@ class OpenAIBackend:
     async def info(self) -> dict[str, Any]:
         """The model's name, and whether it chats."""
         return {"model": self.model, "url": self.url, "chat": self.chat, "dialect": self.writer.name}
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._clients.aclose()
 
     async def ask(self, body: dict[str, Any], on_text: Callable[[str], None] | None = None, **prompt: Any) -> Answers:
         """One request: `prompt` are the API's own arguments, `body` everything else. Raises PhloemError."""

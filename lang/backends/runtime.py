@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -74,6 +75,11 @@ class Runtime(HttpBackend):
     async def aclose(self) -> None:
         """Close the connections and end the server."""
         await super().aclose()
+        await asyncio.to_thread(self._finalizer)
+
+    def close(self) -> None:
+        """`aclose` for sync callers."""
+        super().close()
         self._finalizer()
 
 

@@ -321,6 +321,32 @@ def test_a_program_goes_on_when_the_model_process_is_back(remote: HttpBackend, l
     asyncio.run(main())
 
 
+def test_one_backend_on_several_loops_closes_on_each(lang_server: Live) -> None:
+    @pl.function
+    def program(s: pl.State) -> None:
+        s += "Begin" + pl.gen("x", max_tokens=2)
+
+    clients = []
+    backend = HttpBackend(lang_server.url)
+
+    async def main() -> None:
+        for _ in range(2):  # it can be used again after it was closed
+            state = await program.arun(backend=backend, temperature=0)
+            assert state["x"] == program_text
+            clients.append(backend._clients.get())
+            backend.close()
+            await asyncio.sleep(0.1)
+            assert clients[-1].is_closed
+        await backend.aclose()
+
+    with backend:
+        program_text = program.run(backend=backend, temperature=0)["x"]
+        clients += backend._clients._clients.values()
+        asyncio.run(main())
+    assert len(set(map(id, clients))) == 3
+    assert all(client.is_closed for client in clients)
+
+
 def test_many_programs_at_once(remote: HttpBackend) -> None:
     @pl.function
     async def program(s: pl.State, i: int) -> None:
