@@ -197,7 +197,8 @@ def test_attacks_over_http(live: Live) -> None:
         for (attack, backend), status, answer in (one.result() for one in sent):
             assert status in (200, 400), (attack.name, backend, answer)
             if status == 400:
-                assert answer["error"]["param"].startswith(attack.kind), (attack.name, backend, answer)
+                param = answer["error"]["param"]  # none where the request as a whole cannot be read
+                assert param is None or param.startswith(attack.kind), (attack.name, backend, answer)
             else:
                 assert not attack.refused, (attack.name, backend, answer)
     live.until(live.all_slots_back)
