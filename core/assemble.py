@@ -74,7 +74,8 @@ def build_parts(config: Config) -> Parts:
         return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
 
     attention = _attention(config, model.spec, make)
-    trees = "tree_mask" in getattr(attention, "capabilities", ())
+    able = all("tree_mask" in getattr(part, "capabilities", ()) for part in (attention, model))
+    trees = able and all(group.draft == "tree" for group in model.spec.groups)
     scheduler = Scheduler(ledger, policy, limits, drafting.propose, host_bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")

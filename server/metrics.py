@@ -38,6 +38,7 @@ COUNTERS = (
     Series("accepted_tokens", "Draft tokens accepted.", lambda s: s["accepted_tokens"],
            "vllm:spec_decode_num_accepted_tokens"),
     Series("scored_tokens", "Tokens of choices run to score them.", lambda s: s["scored_tokens"]),
+    Series("holds_revoked", "Holds given up for want of slots.", lambda s: s["holds"]["revoked"]),
     Series("evicted_tokens", "Cached tokens evicted.", lambda s: s["evicted_tokens"]),
     Series("retractions", "Running requests put back into the queue.", lambda s: s["retractions"],
            "vllm:num_preemptions"),
@@ -46,6 +47,8 @@ COUNTERS = (
 GAUGES = (
     Series("requests_running", "Requests that run.", lambda s: s["running"], "vllm:num_requests_running"),
     Series("requests_waiting", "Requests that wait.", lambda s: s["waiting"], "vllm:num_requests_waiting"),
+    Series("holds", "Paths that ended calls of programs keep locked.", lambda s: s["holds"]["count"]),
+    Series("held_tokens", "KV slots that they lock.", lambda s: s["holds"]["tokens"]),
     Series("kv_usage", "Share of KV slots that requests hold (1 is full).", lambda s: _usage(s["groups"]),
            "vllm:kv_cache_usage_perc"),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from equivalence.test_steps import Stepper
 from phloem import Engine, SamplingParams
 from phloem.errors import AbortedError, ContextError, PhloemError, RequestError
 from phloem.messages import Event, GenerateCall
+from phloem.plugins.model.native import NativeModel
 
 Tiny = Callable[[str], Path]
 CLOSE = 1e-4
@@ -199,9 +200,13 @@ def test_other_models(tiny_model: Tiny, arch: str) -> None:
         assert_close(running.score(PROMPT, MANY[:20]), reference(folder, PROMPT, MANY[:20]))
 
 
-def test_attention_without_trees_takes_chains(llama: Path) -> None:
+@pytest.mark.parametrize("what", ["attention", "model"])
+def test_plugins_without_trees_take_chains(llama: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = Path(__file__).with_name("faulty_plugins.py")
-    with engine(llama, spec=[], attention={"use": f"{plugins}:Plain"}) as running:
+    attention = {"use": f"{plugins}:Plain"} if what == "attention" else {"use": "torch"}
+    if what == "model":
+        monkeypatch.setattr(NativeModel, "capabilities", frozenset({"sparse_head"}))
+    with engine(llama, spec=[], attention=attention) as running:
         got, counted = score(running, PROMPT, SHARED)
         assert_close(got, reference(llama, PROMPT, SHARED))
         assert counted["steps"] == 2  # 5, 5 6 7 and 5 6 8 9 share what is run; 8 5 does not

@@ -147,7 +147,13 @@ class EchoCore:
 
     def stats(self) -> dict[str, Any]:
         held = sum(len(r.call.prompt) + len(r.made) for group in self.calls.values() for r in group)
-        more = {"evicted_tokens": 0, "retractions": 0, "waiting": 0, "running": sum(map(len, self.calls.values()))}
+        more: dict[str, Any] = {
+            "evicted_tokens": 0,
+            "retractions": 0,
+            "waiting": 0,
+            "running": sum(map(len, self.calls.values())),
+        }
+        more["holds"] = {"count": 0, "tokens": 0, "revoked": 0, "expired": 0}
         group = {"total": 1000, "free": 1000 - held, "evictable": 0, "protected": 0, "leased": held}
         return {**self.counters.snapshot(), **more, "groups": [group]}
 
