@@ -139,6 +139,34 @@ def test_calls_aborted_after_any_step_leave_no_hold(llama: Path, page: int, over
     assert bench.all_free()
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_turn_that_is_aborted_or_too_long_leaves_the_held_one_right(llama: Path, page: int, overlap: str) -> None:
+    """what-breaks 25: a held path goes on as if the turn had never been asked for."""
+    reference = tiny_reference(llama)
+    bench = Stepper(llama, cache={"tokens": 256, "page_size": page}, engine={"overlap": overlap})
+    bench.submit("first", HELD, greedy(6), hold="h")
+    bench.finish()
+    turn = [*HELD, *bench.tokens("first"), 7, 8, 9]
+    for steps in range(8):
+        bench.events.clear()
+        bench.submit("doomed", [*turn, 11, 12, 13, 14], greedy(30), hold="h")
+        bench.submit("long", [*turn, *range(10, 300)], greedy(6), hold="h")
+        for _ in range(steps):
+            bench.step()
+        bench.core.abort_now("doomed")
+        bench.submit("other", OTHERS[steps], greedy(4))
+        bench.finish()
+        (refused,) = bench.of("long")
+        assert refused.error is not None
+        assert refused.error.kind == "context_length_exceeded"
+        bench.submit("again", turn, greedy(6), salt=None)
+        bench.finish()
+        assert_same(bench.tokens("again"), *reference.greedy(turn, 6))
+        assert bench.of("again")[-1].usage.cached_tokens >= (len(HELD) + 5) // page * page
+    assert bench.core.stats()["holds"]["count"] == 1
+
+
 def test_holds_of_many_forks_share_what_they_share(llama: Path) -> None:
     with engine(llama) as running:
         texts = [[*HELD, 100 + i] for i in range(8)]
