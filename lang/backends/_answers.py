@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from phloem.errors import EngineDeadError
 from phloem.messages import TokenLogprob
 
+from ._failures import broken_off
 from .base import Generation
 
 UNKNOWN = -1  # id of a token that the server tells by its text only
@@ -65,7 +65,7 @@ class Answers:
     def check(self, url: str) -> None:
         """Raises EngineDeadError for a stream that ended before its choices did."""
         if not self._choices or any(choice.finish_reason is None for choice in self._choices.values()):
-            raise EngineDeadError(f"{url}: the answer broke off", hint="the server ended, or something between cut it")
+            raise broken_off(url)
 
     def generation(self) -> Generation:
         """All choices, in order."""

@@ -56,10 +56,19 @@ _HINTS = {
 }
 
 
-def unreachable(url: str, error: BaseException) -> EngineDeadError:
-    """The error of a server that does not answer, or that went away in the middle of an answer."""
+class UnansweredError(EngineDeadError):
+    """A server does not answer, or went away in the middle of an answer: whether it did what it was asked is open."""
+
+
+def unreachable(url: str, error: BaseException) -> UnansweredError:
+    """The error of a request that failed below HTTP."""
     what = str(error) or type(error).__name__
-    return EngineDeadError(f"{url} does not answer: {what[:MOST]}", hint="is the server running, and is this its URL?")
+    return UnansweredError(f"{url} does not answer: {what[:MOST]}", hint="is the server running, and is this its URL?")
+
+
+def broken_off(url: str) -> UnansweredError:
+    """The error of a stream that has no end."""
+    return UnansweredError(f"{url}: the answer broke off", hint="the server ended, or something between cut it")
 
 
 def lacking(what: str, package: str) -> PluginError:

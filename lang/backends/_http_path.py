@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from phloem.errors import EngineDeadError, PhloemError, RequestError
-from phloem.messages import TokenLogprob
+from phloem.errors import PhloemError, RequestError
 from phloem.params import SamplingParams
 
+from ._failures import UnansweredError
+from ._program_answers import counts, generation, together
 from .base import Generation, Path, Selection
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class HttpPath:
         self._lock = asyncio.Lock()
         self._sending: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._broken: EngineDeadError | None = None
+        self._broken: UnansweredError | None = None
         self._empty = True  # nothing was ever appended
         self._templated = False  # the text begins as the chat format has it: the tokenizer puts nothing before it
         self._messages: list[dict[str, str]] = []
@@ -123,65 +124,84 @@ class HttpPath:
         """Continue the text. Cancelling it closes the connection, which aborts the work."""
         if self._open is not None and not params.ignore_eos:
             params = self._backend.ending(params, self._backend.roles.end(self._messages, self._open[0]))
-        await self.sync()
         body = {"sampling_params": msgspec.to_builtins(params), "stream": on_text is not None}
-        if on_text is None:
-            answer = await self._post("generate", body)
-        else:
-            answer = await self._streamed(body, on_text)
-        made = generation(answer)
+        made = generation(await self._operate("generate", body, on_text))
         self._joined(made.texts[0])
         return made
 
     async def select(self, choices: Sequence[str], method: str, temperature: float = 0.0) -> Selection:
         """All choices as one tree over the state's text."""
-        await self.sync()
         body: dict[str, Any] = {"choices": list(choices), "method": method}
         if temperature:
             body["temperature"] = temperature
-        answer = await self._post("select", body)
+        answer = await self._operate("select", body)
         self._joined(answer["choice"])
         meta = counts(answer.get("usage") or {})
         return Selection(answer["index"], answer["choice"], answer["scores"], answer["token_logprobs"], meta)
 
     async def commit(self) -> None:
         """Hand the text over and have it computed: one token is generated behind it, and dropped."""
-        await self.sync()
-        await self._post("generate", {"sampling_params": {"max_tokens": 1}, "append": False})
+        await self._operate("generate", {"sampling_params": {"max_tokens": 1}, "append": False})
 
     def _joined(self, text: str) -> None:
         self._empty = False
         if self._open is not None:
             self._open = self._open[0], self._open[1] + text
 
+    async def _operate(
+        self, what: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        """An operation, with the text that waits: the server appends it first, and takes it back if this fails."""
+        await self.sync()
+        parts = len(self._waiting)
+        answer: dict[str, Any]
+        if on_text is None:
+            answer = await self._post(what, body | self._text(self._waiting))
+        else:
+            answer = await self._streamed(what, body | self._text(self._waiting), on_text)
+        for _ in range(parts):
+            self._waiting.popleft()
+        return answer
+
     async def _post(self, what: str, body: dict[str, Any]) -> Any:
-        try:
+        with self._failing():
             return await self._backend.call("POST", f"/v1/programs/{self._id}/{what}", body)
-        except RequestError as error:
-            raise self._lost(error) from error
 
-    async def _streamed(self, body: dict[str, Any], on_text: Callable[[str], None]) -> dict[str, Any]:
-        """The last event, with what the deltas before it said put together."""
-        events = self._backend.events(f"/v1/programs/{self._id}/generate", body)
-        try:
-            async with contextlib.aclosing(events):
+    async def _streamed(self, what: str, body: dict[str, Any], on_text: Callable[[str], None]) -> dict[str, Any]:
+        """The answer that a stream's events make."""
+        with self._failing():
+            async with contextlib.aclosing(self._backend.events(f"/v1/programs/{self._id}/{what}", body)) as events:
                 return await together(events, on_text)
-        except RequestError as error:
-            raise self._lost(error) from error
 
-    def _lost(self, error: RequestError) -> RequestError:
-        if error.status != 404:
-            return error
-        return LostStateError(
-            f"{self._backend.url} has lost the state of this program ({self._id})",
-            hint="the server was restarted in the middle of the program, or the state was not used for longer than its "
-            "idle time: run the program again, with RuntimeEndpoint(..., idle_s=...) if it pauses for long",
-        )
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What failures of requests mean for this path."""
+        try:
+            yield
+        except RequestError as error:
+            if error.status != 404:
+                raise
+            raise LostStateError(
+                f"{self._backend.url} has lost the state of this program ({self._id})",
+                hint="the server was restarted in the middle of the program, or the state was not used for longer than "
+                "its idle time: run the program again, with RuntimeEndpoint(..., idle_s=...) if it pauses for long",
+            ) from error
+        except UnansweredError as error:  # whether it was done nobody knows: it is not done again
+            self._broken = error
+            raise
+
+    def _text(self, parts: Iterable[str | Split]) -> dict[str, Any]:
+        """Text in a request's body."""
+        text = "".join(map(str, parts))
+        return ({"text": text} | ({"add_special_tokens": False} if self._templated else {})) if text else {}
 
     # --- what is owed
 
     async def sync(self, until: Split | None = None) -> None:
-        """Send what waits, up to a fork or all of it. Whoever waits may leave: what is being sent is sent whole."""
+        """Tell the server of the forks that wait, up to one or all; without `until` it has this path's state then.
+
+        Whoever waits for it may leave: what is being sent is sent whole.
+        """
         task = asyncio.ensure_future(self._send(until))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -191,49 +211,42 @@ class HttpPath:
         async with self._lock:
             if self._broken is not None:
                 raise self._broken
-            while self._waiting and not (until is not None and not until.due):
-                if isinstance(self._waiting[0], Split):
-                    await self._send_fork(self._waiting[0])
-                else:
-                    await self._send_text()
+            while (split := next((one for one in self._waiting if isinstance(one, Split)), None)) is not None:
+                if until is not None and not until.due:
+                    return
+                await self._send_fork(split)
             if until is None:
-                await self._state()
-
-    async def _state(self, first: dict[str, Any] | None = None) -> bool:
-        """Make sure that the server has the state; True if it was made with `first`, an append's body."""
-        if self._id is not None:
-            return False
-        if self._split is not None:
-            self._id = await self._split.state(self._index)
-            return False
-        self._id = (await self._backend.call("POST", "/v1/programs", self._asked | (first or {})))["id"]
-        return first is not None
-
-    async def _send_text(self) -> None:
-        """The texts up to the next fork, as one."""
-        parts = list(itertools.takewhile(lambda item: isinstance(item, str), self._waiting))
-        body: dict[str, Any] = {"text": "".join(map(str, parts))}
-        if self._templated:
-            body["add_special_tokens"] = False
-        if not await self._state(body):
-            try:
-                await self._post("append", body)
-            except EngineDeadError as error:  # whether the text has arrived nobody knows: it is not sent again
-                self._broken = error
-                raise
-        for _ in parts:
-            self._waiting.popleft()
+                await self._state(len(self._waiting))
 
     async def _send_fork(self, split: Split) -> None:
+        """A fork, with the text before it. The text stays in the queue where nobody needs the fork any more."""
+        before = self._waiting.index(split)
         if split.due:
-            left = sorted(split.left)
             try:
-                await self._state()
-                ids = (await self._post("fork", {"n": len(left)}))["ids"]
-                split.ids = dict(zip(left, ids, strict=True))
+                before -= await self._state(before)
+                left = sorted(split.left)
+                body = {"n": len(left)} | self._text(itertools.islice(self._waiting, before))
+                ids = (await self._post("fork", body))["ids"]
             except PhloemError as error:
                 split.error = error
-        self._waiting.popleft()
+                raise
+            split.ids = dict(zip(left, ids, strict=True))
+            for _ in range(before):
+                self._waiting.popleft()
+        self._waiting.remove(split)
+
+    async def _state(self, parts: int) -> int:
+        """Make sure that the server has the state; how many of the first `parts` of the queue it was made with."""
+        if self._id is not None:
+            return 0
+        if self._split is not None:
+            self._id = await self._split.state(self._index)
+            return 0
+        body = self._asked | self._text(itertools.islice(self._waiting, parts))
+        self._id = (await self._backend.call("POST", "/v1/programs", body))["id"]
+        for _ in range(parts):
+            self._waiting.popleft()
+        return parts
 
     async def close(self) -> None:
         """Have the server drop the state, after the branches that still need it have got theirs. Idempotent."""
@@ -253,58 +266,3 @@ class HttpPath:
         async with split.parent._lock:
             split.left.discard(self._index)
             self._id = (split.ids or {}).get(self._index)
-
-
-def counts(usage: dict[str, Any]) -> dict[str, Any]:
-    """Token counts of an answer."""
-    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
-    return {name: usage[name] for name in names if name in usage}
-
-
-def generation(answer: dict[str, Any]) -> Generation:
-    """The server's answer to a generation."""
-    outputs = answer.get("choices") or [answer]
-    usage = counts(answer.get("usage") or {})
-    metas: list[dict[str, Any]] = []
-    logprobs = []
-    for output in outputs:
-        meta = {name: output.get(name) for name in ("finish_reason", "stop_reason")} | usage
-        if "token_ids" in output:
-            meta["completion_tokens"] = len(output["token_ids"])  # with n > 1 the usage counts all choices
-        if output.get("notes"):
-            meta["notes"] = output["notes"]
-        if output.get("logprobs") is not None:
-            meta["tokens"] = [item["token"] for item in output["logprobs"]]
-            logprobs.append([_logprob(item) for item in output["logprobs"]])
-        metas.append(meta)
-    prompt = answer.get("prompt_logprobs") or outputs[0].get("prompt_logprobs")
-    if prompt is not None:
-        metas[0]["prompt_logprobs"] = [item and _logprob(item) for item in prompt]
-        metas[0]["prompt"] = [item["token"] if item else None for item in prompt]
-    whole = len(logprobs) == len(outputs)
-    return Generation([output["text"] for output in outputs], metas, logprobs if whole else None)
-
-
-def _logprob(item: dict[str, Any]) -> TokenLogprob:
-    top = [(one["token_id"], one["logprob"]) for one in item.get("top_logprobs") or []]
-    return TokenLogprob(item["token_id"], item["logprob"], top)
-
-
-_OF_THE_END = ("finish_reason", "stop_reason", "notes", "prompt_logprobs")
-
-
-async def together(events: AsyncGenerator[dict[str, Any], None], on_text: Callable[[str], None]) -> dict[str, Any]:
-    """The answer that a stream's events make; each delta of the first choice goes to `on_text`."""
-    parts: dict[int, dict[str, Any]] = {}
-    usage: dict[str, Any] = {}
-    async for event in events:
-        index = event.get("index", 0)
-        part = parts.setdefault(index, {})
-        for name in ("text", "token_ids", "logprobs"):
-            if event.get(name) is not None:
-                part[name] = part[name] + event[name] if name in part else event[name]
-        part.update({name: event[name] for name in _OF_THE_END if event.get(name) is not None})
-        usage = event.get("usage") or usage
-        if event.get("text") and index == 0:
-            on_text(event["text"])
-    return {"choices": [parts[index] for index in sorted(parts)], "usage": usage}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from phloem.chat import ChatTemplate
-from phloem.errors import EngineDeadError, RequestError
+from phloem.errors import RequestError
 from phloem.params import SamplingParams
 
 from ..roles import Roles
-from ._failures import lacking, refused, unreachable
+from ._failures import broken_off, lacking, refused, unreachable
 from ._http_path import HttpPath
 from ._loops import Connected, PerLoop
 from .base import Path
@@ -123,7 +123,7 @@ class HttpBackend(Connected):
                     yield event
         except self._httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        raise EngineDeadError(f"{self.url}: the answer broke off", hint="the server ended in the middle of it")
+        raise broken_off(self.url)
 
     def _body(self, answer: httpx.Response) -> Any:
         try:

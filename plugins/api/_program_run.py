@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from phloem.choosing import METHODS, Choice, bare_calls, choose, unconditional
 from phloem.interfaces import Service
@@ -17,11 +17,20 @@ from phloem.params import SamplingParams
 from ._logprobs import entry, finite, prompt_entries
 from ._params import new_id
 from ._program_store import State, Store
+from ._program_text import Added
 from ._prompt import LONG_TEXT
 from ._run import Choice as Answer
 from ._sse import DONE, sse
 
 T = TypeVar("T")
+
+
+class Way(NamedTuple):
+    """How an operation goes about its state's text."""
+
+    added: Added = Added("", False)  # what it begins with
+    append: bool = True  # its result joins
+    name: str | None = None  # the variable that keeps its result
 
 
 class Runner:
@@ -31,10 +40,10 @@ class Runner:
         self._service, self._store = service, store
 
     async def events(
-        self, state: State, params: SamplingParams, *, name: str | None, append: bool, stream: bool
+        self, state: State, params: SamplingParams, way: Way, *, stream: bool
     ) -> AsyncGenerator[Event, None]:
         """Continue the text in the state's turn. When all choices have ended, the first one joins it."""
-        async with state.turn():
+        async with state.turn(way.added):
             prompt = await self._tokenised(state, state.text.commit)
             answer = Answer()
             async with aclosing(self._call(state, prompt, params, stream=stream)) as events:
@@ -42,16 +51,16 @@ class Runner:
                     if event.index == 0:
                         answer.add(event)
                     yield event
-            if append:
+            if way.append:
                 ends = {*self._service.info.spec.eos_token_ids, *params.stop_token_ids}
                 state.text.generated(self._service.tokenizer, answer, params, ends)
-            if name is not None:
-                state.variables[name] = answer.text
+            if way.name is not None:
+                state.variables[way.name] = answer.text
 
-    async def generate(self, state: State, params: SamplingParams, *, name: str | None, append: bool) -> dict[str, Any]:
+    async def generate(self, state: State, params: SamplingParams, way: Way) -> dict[str, Any]:
         """The whole answer."""
         answers = [Answer() for _ in range(params.n)]
-        events = self.events(state, params, name=name, append=append, stream=False)
+        events = self.events(state, params, way, stream=False)
         async with aclosing(events):
             async for event in events:
                 answers[event.index].add(event)
@@ -61,11 +70,9 @@ class Runner:
         more = {"choices": shown} if params.n > 1 else {}
         return shown[0] | {"usage": _usage(usage)} | more
 
-    async def chunks(
-        self, state: State, params: SamplingParams, *, name: str | None, append: bool
-    ) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, state: State, params: SamplingParams, way: Way) -> AsyncGenerator[bytes, None]:
         """The answer in server-sent events."""
-        events = self.events(state, params, name=name, append=append, stream=True)
+        events = self.events(state, params, way, stream=True)
         usage = Usage()
         async with aclosing(events):
             async for event in events:
@@ -79,11 +86,11 @@ class Runner:
         yield DONE
 
     async def select(
-        self, state: State, choices: list[str], method: str, *, temperature: float, name: str | None, append: bool
+        self, state: State, choices: list[str], method: str, way: Way, *, temperature: float
     ) -> dict[str, Any]:
         """Score all choices as one tree behind the text; the best, or one drawn by its score, joins it."""
         choose(method, [[0.0]], [[0.0]])  # refuses an unknown method before anything runs
-        async with state.turn():
+        async with state.turn(way.added):
             joint = await self._tokenised(state, lambda tokenizer: state.text.joint(tokenizer, choices))
             scores, usage = await self._score(state, joint.prompt, joint.continuations)
             bare = None
@@ -93,10 +100,10 @@ class Runner:
                 bare = unconditional(joint.continuations, calls, [scored for scored, _ in results])
             chosen = choose(method, scores, bare)
             index = _drawn(chosen, temperature)
-            if append:
+            if way.append:
                 state.text.chosen(joint, index, choices[index])
-            if name is not None:
-                state.variables[name] = choices[index]
+            if way.name is not None:
+                state.variables[way.name] = choices[index]
         return {
             "choice": choices[index],
             "index": index,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from phloem.errors import AbortedError, EngineDeadError, QueueFullError, RequestError
 from phloem.interfaces import Service
 
 from ._params import new_id
-from ._program_text import Text
+from ._program_text import Added, Text
 
 MAX_STATES = 4096
 IDLE_S = 600.0  # seconds without use after which a state expires, unless its maker says otherwise
@@ -51,14 +51,18 @@ class State:
         return not self.turns and time.monotonic() - self.used_s > self.idle_s
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for the operations before this one. Raises UnknownProgramError if the state was deleted meanwhile."""
+    async def turn(self, added: Added | None = None) -> AsyncIterator[None]:
+        """Wait for the operations before this one; then `added` joins the text, and stays if this one succeeds.
+
+        Raises UnknownProgramError if the state was deleted meanwhile.
+        """
         self.turns += 1
         try:
             async with self.lock:
                 if self.deleted:
                     raise UnknownProgramError(f"the program '{self.id}' was deleted", param="id")
-                yield
+                with self.text.unless_it_fails(added) if added is not None else nullcontext():
+                    yield
         finally:
             self.turns -= 1
             self.used_s = time.monotonic()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from phloem.choosing import Joint, encode_after, join
 from phloem.errors import RequestError
@@ -14,6 +15,13 @@ from ._run import Choice
 if TYPE_CHECKING:
     from phloem.params import SamplingParams
     from phloem.tokenizer import Tokenizer
+
+
+class Added(NamedTuple):
+    """Text that an operation begins with; `raw` as in `Text.append`."""
+
+    text: str
+    raw: bool
 
 
 @dataclass(slots=True)
@@ -38,6 +46,18 @@ class Text:
             self.raw = raw
         self.tail += text
         self.whole += text
+
+    @contextmanager
+    def unless_it_fails(self, added: Added) -> Iterator[None]:
+        """Text joins, and what is done with it may change this text; after a failure all is as it was."""
+        before = self.copy()
+        try:
+            if added.text:
+                self.append(added.text, raw=added.raw)
+            yield
+        except BaseException:
+            self.tokens, self.tail, self.whole, self.raw = before.tokens, before.tail, before.whole, before.raw
+            raise
 
     def append_tokens(self, tokenizer: Tokenizer, tokens: list[int]) -> None:
         """Add tokens; text before them is tokenised without them."""

@@ -20,9 +20,10 @@ from phloem.interfaces import PluginContext, Service
 
 from ._body import Body
 from ._params import check_token_ids
-from ._program_run import Runner
+from ._program_run import Runner, Way
 from ._program_store import MAX_STATES, State, Store
 from ._run import unless_gone
+from ._program_text import Added
 from ._sampling import FIELDS, RENAMED, native_params
 from ._schema import Int, TokenId
 from ._sse import STREAMS, json_response, stream
@@ -30,17 +31,22 @@ from ._sse import STREAMS, json_response, stream
 MAX_CHOICES = 1024
 
 
-class AppendBody(Body):
-    """POST /v1/programs/{id}/append: one of text and token_ids."""
+class TextBody(Body):
+    """What an operation appends before anything else. It stays if the operation succeeds."""
 
     text: str | None = None
-    token_ids: list[TokenId] | None = None
     add_special_tokens: bool | None = Field(
         None, description="false: the tokenizer puts nothing before the text. Counts for a program's first text only."
     )
 
 
 class ProgramBody(AppendBody):
+class AppendBody(TextBody):
+    """POST /v1/programs/{id}/append: one of text and token_ids."""
+
+    token_ids: list[TokenId] | None = None
+
+
     """POST /v1/programs: what calls of the program have in common, and its first text if there is one yet."""
 
     salt: str | None = None
@@ -51,7 +57,7 @@ class ProgramBody(AppendBody):
     idle_s: float | Int | None = Field(None, description="Seconds without use after which the program is forgotten.")
 
 
-class GenerateBody(Body):
+class GenerateBody(TextBody):
     """POST /v1/programs/{id}/generate."""
 
     renamed: ClassVar[Mapping[str, str]] = RENAMED
@@ -62,7 +68,7 @@ class GenerateBody(Body):
     append: bool | None = Field(None, description="false: the answer does not join the text.")
 
 
-class SelectBody(Body):
+class SelectBody(TextBody):
     """POST /v1/programs/{id}/select."""
 
     choices: list[str]
@@ -72,7 +78,7 @@ class SelectBody(Body):
     append: bool | None = Field(None, description="false: the choice does not join the text.")
 
 
-class ForkBody(Body):
+class ForkBody(TextBody):
     """POST /v1/programs/{id}/fork."""
 
     n: Int
@@ -142,7 +148,8 @@ def _add_states(router: APIRouter, service: Service, store: Store) -> None:
         if body.n < 1:
             raise RequestError(f"n must be at least 1, got {body.n}", param="n")
         state = await store.find(program)
-        async with state.turn():
+        added = _added(body)
+        async with state.turn(added):
             return json_response({"ids": [branch.id for branch in await store.fork(state, body.n)]})
 
     @router.delete("/{program}")
@@ -170,11 +177,10 @@ def _add_operations(router: APIRouter, service: Service, store: Store) -> None:
         """Continue the text."""
         params = native_params(body.sampling_params or {})
         state = await store.find(program)
-        append = body.append is not False
+        way = Way(_added(body), body.append is not False, body.name)
         if body.stream:
-            return await stream(request, runner.chunks(state, params, name=body.name, append=append))
-        work = runner.generate(state, params, name=body.name, append=append)
-        return json_response(await unless_gone(request.receive, work))
+            return await stream(request, runner.chunks(state, params, way))
+        return json_response(await unless_gone(request.receive, runner.generate(state, params, way)))
 
     @router.post("/{program}/select")
     async def select(program: str, body: SelectBody, request: Request) -> Response:
@@ -186,10 +192,9 @@ def _add_operations(router: APIRouter, service: Service, store: Store) -> None:
         if not 0 <= temperature <= 100:
             raise RequestError(f"temperature must be in [0, 100], got {temperature:g}", param="temperature")
         state = await store.find(program)
-        work = runner.select(
-            state, body.choices, METHODS[0] if body.method is None else body.method,
-            temperature=temperature, name=body.name, append=body.append is not False,
-        )  # fmt: skip
+        way = Way(_added(body), body.append is not False, body.name)
+        method = METHODS[0] if body.method is None else body.method
+        work = runner.select(state, body.choices, method, way, temperature=temperature)
         return json_response(await unless_gone(request.receive, work))
 
 
@@ -199,17 +204,22 @@ def _check_text(body: AppendBody, service: Service, *, required: bool) -> None:
         raise RequestError("text and token_ids are given together", hint="give one of them", param="token_ids")
     if required and body.text is None and body.token_ids is None:
         raise RequestError("give text or token_ids", param="text")
-    if body.text is not None:
-        bad = next((char for char in body.text if "\ud800" <= char <= "\udfff"), None)
-        if bad is not None:
-            raise RequestError(f"the text has a lone surrogate (U+{ord(bad):04X})", param="text")
+    _added(body)
     check_token_ids(body.token_ids or [], service.info, "token_ids")
 
 
 def _append(state: State, body: AppendBody, service: Service) -> None:
-    raw = body.add_special_tokens is False
+def _added(body: TextBody) -> Added:
+    """The text that a body brings. Raises RequestError for what is not Unicode."""
+    text = body.text or ""
+    bad = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
+    if bad is not None:
+        raise RequestError(f"the text has a lone surrogate (U+{ord(bad):04X})", param="text")
+    return Added(text, body.add_special_tokens is False)
+
+
     if body.text:
-        state.text.append(body.text, raw=raw)
+        state.text.append(body.text, raw=body.add_special_tokens is False)
     elif body.token_ids:
         state.text.append_tokens(service.tokenizer, body.token_ids)
 

@@ -321,6 +321,43 @@ def test_a_program_goes_on_when_the_model_process_is_back(remote: HttpBackend, l
     asyncio.run(main())
 
 
+def test_an_operation_brings_its_text_and_takes_it_back_if_it_fails(lang_server: Live) -> None:
+    def post(path: str, **body: Any) -> Any:
+        return lang_server.http.post(f"/v1/programs{path}", json=body)
+
+    def text(path: str) -> str:
+        found: str = lang_server.http.get(f"/v1/programs{path}").json()["text"]
+        return found
+
+    greedy = {"max_tokens": 3, "temperature": 0}
+    path, other = (f"/{post('', text='Begin').json()['id']}" for _ in range(2))
+    assert post(f"{other}/append", text=" here").status_code == 200
+    ways = [
+        post(f"{one}/generate", sampling_params=greedy, **more)
+        for one, more in ((path, {"text": " here"}), (other, {}))
+    ]
+    assert ways[0].json()["token_ids"] == ways[1].json()["token_ids"]
+    assert text(path) == text(other)
+    before = text(path)
+    for what, wrong in (
+        ("generate", {"sampling_params": {"max_tokens": 100_000}}),
+        ("generate", {"sampling_params": greedy | {"top_p": 3.0}}),
+        ("select", {"choices": ["a"], "method": "best"}),
+        ("fork", {"n": 5000}),
+    ):
+        assert post(f"{path}/{what}", text=" lost", **wrong).status_code >= 400
+        assert text(path) == before
+    assert post(f"{path}/select", text=" It is", choices=[" a", " b"]).status_code == 200
+    (branch,) = post(f"{path}/fork", text=" so", n=1).json()["ids"]
+    assert text(path) in (f"{before} It is a so", f"{before} It is b so")
+    assert text(f"/{branch}") == text(path)
+    kept = post(f"{path}/generate", text=" far", sampling_params=greedy, append=False)
+    assert kept.status_code == 200
+    assert text(path).endswith(" so far")
+    for one in (path, other, f"/{branch}"):
+        assert lang_server.http.delete(f"/v1/programs{one}").status_code == 200
+
+
 def test_one_backend_on_several_loops_closes_on_each(lang_server: Live) -> None:
     @pl.function
     def program(s: pl.State) -> None:
