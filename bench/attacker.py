@@ -26,7 +26,7 @@ REGEXES = (
     "((.{{0,{big}}}){{0,{big}}}){{0,{big}}}z{number}",
     "(a?){{{big}00}}a{{{big}00}}{number}",
 )
-LARGEST = 9_500_000  # bytes: below the limit of a body, above that of a constraint
+LARGEST = 4_000_000  # bytes: below the limit of a body, above that of a constraint
 LARGE = 1_000_000  # below both
 
 
@@ -43,7 +43,7 @@ def _large(size: int) -> str:
 
 
 def large(number: int) -> str:
-    """A schema of 10 MB, or of the megabyte that is still compiled."""
+    """A schema of 4 MB, or of the megabyte that is still compiled."""
     return _large(LARGE if number % 2 else LARGEST).replace("NUMBER", f"{number}", 1)
 
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from .constraint import Constraint, Unenforced
+from .constraint import Constraint, Unenforced, exact
 from .errors import PhloemError, RequestError
 from .interfaces import Grammar, Matcher, PluginContext, TokenizerData
 from .messages import ErrorInfo
@@ -92,7 +92,7 @@ def compile_with(backends: Mapping[str, Grammar], names: Sequence[str], constrai
 
     What it made is tried out. Raises RequestError saying what each lacks.
     """
-    refusals: list[RequestError] = []
+    constraint, refusals = exact(constraint), list[RequestError]()
     for name in names:
         try:
             missing = _unenforced(backends, name, constraint)

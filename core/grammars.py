@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from .compile_worker import Answer, Choice, Order, Setup, build_backends
 from .compiling import Compiled, Compilers, Job
 from .config_sections import GrammarSection, sampler_name
-from .constraint import Constraint, constraint_of
+from .constraint import Constraint, constraint_of, within
 from .errors import PhloemError, PluginError, RequestError
 from .interfaces import Grammar, Matcher, TokenizerData
 from .model_spec import ModelSpec
@@ -73,16 +73,11 @@ class Grammars:
 
     def ask(self, params: SamplingParams) -> Ticket:
         """A ticket for a request's constraint: settled at once when there is none, or it is kept. RequestError."""
+        within(params, self.section.max_source)
         constraint = constraint_of(params, self.section.whitespace)
         if constraint is None:
             return self._settled(None, None)
         names = self._names(params.grammar_backend, constraint)
-        if (size := len(constraint.value.encode())) > self.section.max_source:
-            raise RequestError(
-                f"{constraint.kind} of {size} bytes exceeds the limit of {self.section.max_source}",
-                hint="grammar.max_source sets it",
-                param=constraint.kind,
-            )
         key = (names, constraint)
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)

@@ -7,6 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from phloem.constraint import within
 from phloem.errors import EngineDeadError, PhloemError, QueueFullError
 from phloem.interfaces import Service, ServiceInfo
 from phloem.messages import Event, GenerateCall
@@ -26,11 +29,13 @@ class Gate:
     """A Service around another one; every call of every API passes here.
 
     `limit` counts choices, running and waiting: beyond it a call is refused at once (429) instead of piling up in
-    the model process's inbox.
+    the model process's inbox. A constraint of more than `max_source` bytes is refused here, as the model process would
+    have to read it while others wait for their tokens.
     """
 
-    def __init__(self, inner: Service, *, limit: int, timeout_s: float) -> None:
+    def __init__(self, inner: Service, *, limit: int, timeout_s: float, max_source: int) -> None:
         self._inner = inner
+        self._max_source = max_source
         self._limit = limit
         self._timeout_s = timeout_s
         self._idle = asyncio.Event()
@@ -50,6 +55,7 @@ class Gate:
 
     async def submit(self, call: GenerateCall) -> AsyncGenerator[Event, None]:
         """Run a call within the limits; see Service.submit."""
+        call = msgspec.structs.replace(call, params=within(call.params, self._max_source))
         self._admit(call.params.n)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         try:

@@ -55,7 +55,8 @@ class Server:
         patience = Patience(options.heartbeat_s, options.hang_s, options.max_restarts)
         self.supervisor = Supervisor(self.service, config.to_dict(), patience, on_ready=self._announce)
         limit = config.schedule.max_running + config.schedule.max_waiting
-        self.gate = Gate(self.service, limit=limit, timeout_s=options.request_timeout_s)
+        largest = config.grammar.max_source
+        self.gate = Gate(self.service, limit=limit, timeout_s=options.request_timeout_s, max_source=largest)
         app = create_app(
             self.gate,
             self.supervisor,

@@ -16,6 +16,7 @@ from phloem.interfaces import PluginContext, Service
 from phloem.messages import Event, GenerateCall, Usage
 
 from ._body import Body
+from ._json import JsonRoute
 from ._logprobs import entry, prompt_entries
 from ._params import encode, new_id
 from ._run import Choice, collect, merged, unless_gone
@@ -56,7 +57,7 @@ class NativeApi:
 
     def router(self, service: Service) -> APIRouter:
         """The route."""
-        router = APIRouter(tags=["native"])
+        router = APIRouter(tags=["native"], route_class=JsonRoute)
 
         @router.post("/generate", responses=STREAMS)
         async def generate(body: GenerateBody, request: Request) -> Response:

@@ -14,6 +14,7 @@ from phloem.interfaces import PluginContext, Service, ServiceInfo
 from ._chat_call import chat_answer, template_prompt
 from ._completions import CompletionAnswer
 from ._constraint import Given, given_constraints, in_callers_words, single
+from ._json import JsonRoute
 from ._params import (
     check_model,
     check_token_ids,
@@ -49,7 +50,7 @@ class OpenAIApi:
 
     def router(self, service: Service) -> APIRouter:
         """All routes of this API."""
-        router = APIRouter(tags=["openai"])
+        router = APIRouter(tags=["openai"], route_class=JsonRoute)
         _add_completions(router, service)
         _add_chat(router, service, self._parsers)
         _add_models(router, service)

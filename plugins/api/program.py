@@ -19,6 +19,7 @@ from phloem.errors import RequestError
 from phloem.interfaces import PluginContext, Service
 
 from ._body import Body
+from ._json import JsonRoute
 from ._params import check_token_ids
 from ._program_run import Runner, Way
 from ._program_store import MAX_STATES, State, Store
@@ -100,7 +101,7 @@ class ProgramApi:
 
     def router(self, service: Service) -> APIRouter:
         """The routes."""
-        router = APIRouter(tags=["programs"], prefix="/v1/programs")
+        router = APIRouter(tags=["programs"], prefix="/v1/programs", route_class=JsonRoute)
         store = Store(service)
         _add_states(router, service, store)
         _add_operations(router, service, store)

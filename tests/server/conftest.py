@@ -81,6 +81,7 @@ async def serving(
     limit: int = 1000,
     timeout_s: float = 30.0,
     max_body: int = 100_000,
+    max_source: int = 100_000,
     api_key: str | None = None,
     cors: tuple[str, ...] = (),
     parsers: dict[str, Any] | None = None,
@@ -89,7 +90,7 @@ async def serving(
     """A client of an application on an echo engine."""
     engine = InProcess(**config)
     engine.start()
-    gate = Gate(engine.service, limit=limit, timeout_s=timeout_s)
+    gate = Gate(engine.service, limit=limit, timeout_s=timeout_s, max_source=max_source)
     options = {"max_body": max_body, "api_key": api_key, "cors": cors, "config": {"server": {"port": 1}}}
     apis = [
         OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": parsers or {}})),

@@ -67,6 +67,33 @@ def test_body_limit_declared_and_streamed(run: Run) -> None:
     run(test, max_body=1000)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("given", "name", "size"),
+    [
+        ({"json_schema": {"enum": ["a" * 1000]}}, "json_schema", 1013),
+        ({"guided_json": {"enum": ["\u00e4" * 500, None]}}, "guided_json", 1020),
+        ({"regex": "\u00e4" * 501}, "regex", 1002),
+        ({"choices": ["a" * 1000]}, "choices", 1004),
+    ],
+)
+def test_a_large_constraint_never_reaches_the_engine(
+    run: Run, given: dict[str, Any], name: str, size: int, stream: bool
+) -> None:
+    """A schema of megabytes held up every other request where it was read, before its size was looked at."""
+
+    async def test(client: httpx.AsyncClient, engine: Any, gate: Any) -> None:
+        reply = await client.post("/v1/completions", json={"prompt": "a", "stream": stream} | given)
+        refused(reply, name, f"{name} of {size} bytes exceeds the limit of 1000")
+        assert "grammar.max_source" in reply.json()["error"]["message"]
+        assert (engine.core.seen, gate.open) == ([], 0)
+        small = {"prompt": "a", "json_schema": {"enum": ["a" * 900]}, "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=small)).status_code == 200
+        assert engine.core.seen[0].params.json_schema == json.dumps(small["json_schema"], separators=(",", ":"))
+
+    run(test, max_source=1000, grammar=True)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -80,13 +107,18 @@ def test_body_limit_declared_and_streamed(run: Run) -> None:
         (b'{"prompt": "\\ud800"}', "lone surrogate"),
         (b'{"prompt": "a", "stop": "\\ud800"}', "not valid Unicode"),
         (b'{"prompt": "a", "cache_salt": "\\ud800"}', "not valid Unicode"),
-        (b'{"prompt": "a", "json_schema": {"x": "\\ud800"}}', "not valid Unicode"),
-        (b'{"prompt": "a", "json_schema": {"x": 1' + b"0" * 30 + b"}}", "cannot be passed on"),
+        (b'{"prompt": "a", "json_schema": {"x": "\\ud800"}}', "half of a surrogate pair"),
+        (b'{"prompt": "a", "json_schema": {"x": NaN}}', "json_schema is not JSON: Out of range float values"),
+        (b'{"prompt": "a", "json_schema": {"x": 1e400, "y": null}}', "json_schema is not JSON: Out of range float"),
+        (
+            b'{"prompt": "a", "logits_processors": {"a": {"b": 1' + b"0" * 30 + b"}}}",
+            "cannot be passed on",
+        ),
         (b'{"prompt": "a", "\\ud800": 1}', "unknown parameter"),
         (b"[" * 100_000, "cannot be read as JSON"),
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "cannot be read as JSON"),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_malformed_bodies(run: Run, content: bytes, words: str) -> None:
     async def test(client: httpx.AsyncClient, *_: Any) -> None:
@@ -297,7 +329,7 @@ def test_before_the_model_is_loaded_routes_answer_503() -> None:
 
     async def test() -> None:
         service = RemoteService()
-        gate = Gate(service, limit=1, timeout_s=1)
+        gate = Gate(service, limit=1, timeout_s=1, max_source=2**20)
         api = OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai"))
         app = create_app(gate, Supervisor(service, {}), [api], config={}, max_body=1000)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

@@ -355,7 +355,7 @@ async def real(folder: Path, **sections: Any) -> AsyncIterator[tuple[Client, Eng
     """A client of the program API on an engine of this process."""
     sections = {"cache": {"tokens": 4096}, "engine": {"check": True, "threads": 1}, "grammar": "none"} | sections
     with Engine(str(folder), **sections) as engine:
-        gate = Gate(engine.service(), limit=1000, timeout_s=60)
+        gate = Gate(engine.service(), limit=1000, timeout_s=60, max_source=2**20)
         api = ProgramApi(ProgramApi.Options(), PluginContext("api", "program"))
         app = create_app(gate, Healthy(), [api], config={}, max_body=100_000)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

@@ -78,6 +78,11 @@ FIELDS = ("json_schema", "json_object", "regex", "ebnf", "lark", "choices", "str
 FIELDS += ("grammar_backend", "think_start", "think_end", "think_tokens")
 
 
+def as_sent(value: Any) -> Any:
+    """Schemas travel to the engine as text: it need not take them apart."""
+    return json.dumps(value, separators=(",", ":")) if isinstance(value, dict) else value
+
+
 @pytest.mark.parametrize(("path", "base"), PATHS)
 def test_every_spelling_reaches_the_engine(run: Run, path: str, base: dict[str, Any]) -> None:
     async def test(client: httpx.AsyncClient, engine: Any, _: Any) -> None:
@@ -87,7 +92,7 @@ def test_every_spelling_reaches_the_engine(run: Run, path: str, base: dict[str, 
             params = engine.core.seen[-1].params
             plain = type(params)()
             found = {name: getattr(params, name) for name in FIELDS}
-            assert found == {name: wanted.get(name, getattr(plain, name)) for name in FIELDS}, body
+            assert found == {name: as_sent(wanted.get(name, getattr(plain, name))) for name in FIELDS}, body
 
     run(test, grammar=True)
 
@@ -95,7 +100,7 @@ def test_every_spelling_reaches_the_engine(run: Run, path: str, base: dict[str, 
 def test_the_order_of_properties_is_kept(run: Run) -> None:
     async def test(client: httpx.AsyncClient, engine: Any, _: Any) -> None:
         await client.post("/v1/chat/completions", json=CHAT | schema_format())
-        assert list(engine.core.seen[-1].params.json_schema["properties"]) == ["z", "a"]
+        assert list(json.loads(engine.core.seen[-1].params.json_schema)["properties"]) == ["z", "a"]
 
     run(test, grammar=True)
 

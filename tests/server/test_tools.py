@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from test_openai_api import events, post, refused
 
@@ -96,7 +97,9 @@ def seen(run: Run, body: dict[str, Any], path: str = "/v1/chat/completions", **o
         response = await client.post(path, json={"messages": USER, "max_tokens": 1} | body)
         assert response.status_code == 200, response.text
         (call,) = engine.core.seen
-        return call.params, engine.core.tokenizer.decode(call.prompt, skip_special_tokens=False)
+        tag = call.params.structural_tag  # travels as text
+        params = msgspec.structs.replace(call.params, structural_tag=json.loads(tag) if tag else None)
+        return params, engine.core.tokenizer.decode(call.prompt, skip_special_tokens=False)
 
     found: tuple[Any, str] = run(test, **(WIDE | options))
     return found
