@@ -23,8 +23,8 @@ from ._json import JsonRoute
 from ._params import check_token_ids
 from ._program_run import Runner, Way
 from ._program_store import MAX_STATES, State, Store
-from ._run import unless_gone
 from ._program_text import Added
+from ._run import unless_gone
 from ._sampling import FIELDS, RENAMED, native_params
 from ._schema import Int, TokenId
 from ._sse import STREAMS, json_response, stream
@@ -41,13 +41,13 @@ class TextBody(Body):
     )
 
 
-class ProgramBody(AppendBody):
 class AppendBody(TextBody):
     """POST /v1/programs/{id}/append: one of text and token_ids."""
 
     token_ids: list[TokenId] | None = None
 
 
+class ProgramBody(AppendBody):
     """POST /v1/programs: what calls of the program have in common, and its first text if there is one yet."""
 
     salt: str | None = None
@@ -148,8 +148,8 @@ def _add_states(router: APIRouter, service: Service, store: Store) -> None:
         """Programs that begin with what this one has. Runs nothing."""
         if body.n < 1:
             raise RequestError(f"n must be at least 1, got {body.n}", param="n")
-        state = await store.find(program)
         added = _added(body)
+        state = await store.find(program)
         async with state.turn(added):
             return json_response({"ids": [branch.id for branch in await store.fork(state, body.n)]})
 
@@ -177,8 +177,8 @@ def _add_operations(router: APIRouter, service: Service, store: Store) -> None:
     async def generate(program: str, body: GenerateBody, request: Request) -> Response:
         """Continue the text."""
         params = native_params(body.sampling_params or {})
-        state = await store.find(program)
         way = Way(_added(body), body.append is not False, body.name)
+        state = await store.find(program)
         if body.stream:
             return await stream(request, runner.chunks(state, params, way))
         return json_response(await unless_gone(request.receive, runner.generate(state, params, way)))
@@ -192,9 +192,9 @@ def _add_operations(router: APIRouter, service: Service, store: Store) -> None:
         temperature = body.temperature or 0.0
         if not 0 <= temperature <= 100:
             raise RequestError(f"temperature must be in [0, 100], got {temperature:g}", param="temperature")
-        state = await store.find(program)
         way = Way(_added(body), body.append is not False, body.name)
         method = METHODS[0] if body.method is None else body.method
+        state = await store.find(program)
         work = runner.select(state, body.choices, method, way, temperature=temperature)
         return json_response(await unless_gone(request.receive, work))
 
@@ -209,7 +209,6 @@ def _check_text(body: AppendBody, service: Service, *, required: bool) -> None:
     check_token_ids(body.token_ids or [], service.info, "token_ids")
 
 
-def _append(state: State, body: AppendBody, service: Service) -> None:
 def _added(body: TextBody) -> Added:
     """The text that a body brings. Raises RequestError for what is not Unicode."""
     text = body.text or ""
@@ -219,6 +218,7 @@ def _added(body: TextBody) -> Added:
     return Added(text, body.add_special_tokens is False)
 
 
+def _append(state: State, body: AppendBody, service: Service) -> None:
     if body.text:
         state.text.append(body.text, raw=body.add_special_tokens is False)
     elif body.token_ids:
