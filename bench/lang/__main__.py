@@ -5,7 +5,8 @@ python -m bench.lang [--program tree,judge] [--size N] [--rounds R] [--ways engi
 Four ways: `engine` is the language on an engine in a process of its own, `server` the language on a phloem server,
 `calls` the official OpenAI client on the same server with as many programs at once, and `transformers` pads whole
 prompts into batches. The rounds of a program are interleaved, each way begins with an empty cache, and one small
-untimed run comes first. Everything is greedy. `select8` also scores its choices one after another on an engine.
+untimed run comes first. Everything is greedy. For `select8` its choices are also scored by an engine directly, as one
+tree and one after another, with the prompts cached.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from bench.lang.api_calls import ApiCalls
@@ -27,15 +29,15 @@ from bench.pairs import save
 from bench.process import PeerSpec, Worker
 
 WAYS = ("engine", "server", "calls", "transformers")
-ONE_BY_ONE = "one-by-one"
+OF_SELECT = ("one-tree", "one-by-one")  # run beside the others for select8
 Way = Callable[[str, int], Run]
 
 
-def in_worker(stack: ExitStack, kind: str, model: str) -> Way:
-    """A way that runs in a process of its own."""
+def in_worker(stack: ExitStack, kind: str, model: str) -> Callable[..., Run]:
+    """What a process of its own runs."""
     worker = Worker(PeerSpec(kind, options={"model": model}), "bench.lang.worker")
     stack.callback(worker.close)
-    return lambda name, size: Run(**worker.ask(name=name, size=size))
+    return lambda name, size, **more: Run(**worker.ask(name=name, size=size, **more))
 
 
 def on_server(stack: ExitStack, model: str) -> dict[str, Way]:
@@ -77,13 +79,14 @@ def open_ways(stack: ExitStack, options: argparse.Namespace, names: Sequence[str
     if "transformers" in wanted:
         ways["transformers"] = in_worker(stack, "transformers", options.model)
     if "select8" in names and "engine" in wanted:
-        ways[ONE_BY_ONE] = in_worker(stack, ONE_BY_ONE, options.model)
+        score = in_worker(stack, "scoring", options.model)
+        ways |= {way: partial(score, together=way == OF_SELECT[0]) for way in OF_SELECT}
     return ways
 
 
 def measure(name: str, size: int, rounds: int, slow_rounds: int, ways: dict[str, Way]) -> Found:
     """Interleaved runs of one program. transformers, which takes longest, takes part in the first `slow_rounds`."""
-    able = [way for way in ways if way != ONE_BY_ONE or name == "select8"]
+    able = [way for way in ways if way not in OF_SELECT or name == "select8"]
     for way in able:
         ways[way](name, 1)
     found: Found = {way: [] for way in able}

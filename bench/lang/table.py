@@ -17,7 +17,8 @@ from bench.pairs import spread
 from bench.report import DOCS
 
 Found = dict[str, list[Run]]  # runs by way, in rounds
-SHOWN = ("engine", "server", "calls", "transformers", "one-by-one")
+SHOWN = ("engine", "server", "calls", "transformers")
+RATIOS = (("calls", "server"), ("transformers", "engine"), ("one-by-one", "one-tree"))
 BEGIN, END = "<!-- bench.lang -->", "<!-- /bench.lang -->"
 TARGETS = "Targets: prefill at most 1.02 of the minimum; calls / server at least 1.2 where branches fork (marked *)."
 
@@ -26,8 +27,8 @@ def markdown(results: Mapping[str, Found]) -> str:
     """Both tables."""
     ways = [way for way in SHOWN if any(way in found for found in results.values())]
     rates = [
-        f"| program | cases | {' | '.join(f'{way}, programs/s' for way in ways)} | calls / server, time "
-        "| transformers / engine, time | one by one / engine, time |",
+        f"| program | cases | {' | '.join(f'{way}, programs/s' for way in ways)} | "
+        f"{' | '.join(f'{slow} / {fast}, time' for slow, fast in RATIOS)} |",
         "|---" * (len(ways) + 5) + "|",
         *(_rates(name, found, ways) for name, found in results.items()),
     ]
@@ -44,9 +45,7 @@ def _rates(name: str, found: Found, ways: Sequence[str]) -> str:
     program = PROGRAMS[name]
     size = max(len(run.outputs) for runs in found.values() for run in runs)
     rates = [_median([size / run.seconds for run in found.get(way, [])], ".2f") for way in ways]
-    ratios = [
-        _ratio(found, *pair) for pair in (("calls", "server"), ("transformers", "engine"), ("one-by-one", "engine"))
-    ]
+    ratios = [_ratio(found, *pair) for pair in RATIOS]
     return f"| {name}{' *' if program.fork_heavy else ''} | {size} | {' | '.join([*rates, *ratios])} |"
 
 

@@ -1,6 +1,6 @@
 """An engine in a process of its own that runs programs on command: phloem's through the language, or transformers'.
 
-python -m bench.lang.worker engine|transformers|one-by-one {"model": ...}; a JSON object per line in, one out, as
+python -m bench.lang.worker engine|transformers|scoring {"model": ...}; a JSON object per line in, one out, as
 bench.worker does. Used by `python -m bench.lang`.
 """
 
@@ -57,18 +57,27 @@ def unshared(model: str) -> Way:
     return lambda name, size: asyncio.run(through_calls(name, size, calls))
 
 
-def one_by_one(engine: Engine) -> Way:
-    """Choices scored by the engine of this process one after another: each finds its prompt in the cache."""
+def scoring(engine: Engine) -> Way:
+    """Scores choices on an engine of this process: all of a case as one tree, or one after another.
 
-    def run(name: str, size: int) -> Run:
+    Prompts are in the cache before the time starts, so what is compared is the scoring alone.
+    """
+
+    def run(name: str, size: int, together: bool) -> Run:
         cases = PROGRAMS[name].cases(size)
         engine.flush_cache()
+        for case in cases:
+            engine.score(case["text"], case["choices"][:1])
         begin = time.perf_counter()
         outputs = []
         for case in cases:
-            scores = [engine.score(case["text"], [choice])[0] for choice in case["choices"]]
+            text, choices = case["text"], case["choices"]
+            if together:
+                scores = engine.score(text, choices)
+            else:
+                scores = [engine.score(text, [choice])[0] for choice in choices]
             means = [sum(each) / len(each) for each in scores]
-            outputs.append([case["choices"][max(range(len(means)), key=means.__getitem__)]])
+            outputs.append([choices[max(range(len(means)), key=means.__getitem__)]])
         return Run(time.perf_counter() - begin, outputs, {})
 
     return run
@@ -76,7 +85,7 @@ def one_by_one(engine: Engine) -> Way:
 
 WAYS: dict[str, Callable[..., Way]] = {
     "engine": lambda model: in_process(Engine(**engine_options(model))),
-    "one-by-one": lambda model: one_by_one(Engine(**engine_options(model))),
+    "scoring": lambda model: scoring(Engine(**engine_options(model))),
     "transformers": unshared,
 }
 

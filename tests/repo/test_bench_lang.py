@@ -14,7 +14,7 @@ from bench.lang import table
 from bench.lang.minimum import Note, least_prefill
 from bench.lang.programs import PROGRAMS
 from bench.lang.ways import Run, through_calls
-from bench.lang.worker import in_process, one_by_one, unshared
+from bench.lang.worker import in_process, scoring, unshared
 from bench.report import DOCS
 from phloem import Engine
 
@@ -93,7 +93,7 @@ def test_the_language_and_transformers_agree_and_prefill_is_least(tiny_model: Ca
     model = str(tiny_model("llama"))
     theirs = unshared(model)
     with Engine(model, cache={"tokens": 8192}, engine={"check": True}) as engine:
-        ours, alone = in_process(engine), one_by_one(engine)
+        ours, scored = in_process(engine), scoring(engine)
         for name in ("mmlu", "select8", "judge", "skeleton"):
             run = ours(name, 2)
             assert run.counters["calls"] >= 2
@@ -101,10 +101,12 @@ def test_the_language_and_transformers_agree_and_prefill_is_least(tiny_model: Ca
             if name in ("mmlu", "select8"):
                 assert run.outputs == theirs(name, 2).outputs, name
             if name == "select8":
-                assert run.outputs == alone(name, 2).outputs
+                assert run.outputs == scored(name, 2, together=True).outputs
+                assert run.outputs == scored(name, 2, together=False).outputs
                 assert run.counters["scored_tokens"] > 0
 
 
+@pytest.mark.timeout(600)  # three processes that load a model: on a busy machine that takes minutes
 def test_a_run_of_three_ways_prints_and_keeps_both_tables(
     tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
