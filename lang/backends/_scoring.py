@@ -39,7 +39,7 @@ async def scored_by_echo(
         if bare is None:
             return None
     chosen = choose(method, scores, bare)
-    index = draw(chosen.scores, chosen.index, temperature)
+    index = chosen.index if temperature == 0.0 else draw(chosen.scores, temperature)
     return Selection(index, choices[index], chosen.scores, scores, {"method": method})
 
 
@@ -49,10 +49,8 @@ def agreement(one: Sequence[str], other: Sequence[str]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def draw(scores: Sequence[float], best: int, temperature: float) -> int:
-    """The place of `best`; above temperature 0 one drawn with probabilities softmax(score / temperature)."""
-    if temperature <= 0.0:
-        return best
+def draw(scores: Sequence[float], temperature: float) -> int:
+    """A place, with probabilities softmax(scores / temperature)."""
     top = max(scores)
     weights = [math.exp((score - top) / temperature) for score in scores]
     return random.choices(range(len(scores)), weights)[0]

@@ -8,8 +8,6 @@ run's calls carry makes them wait for each other's prefixes.
 from __future__ import annotations
 
 import itertools
-import math
-import random
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -27,6 +25,7 @@ from phloem.params import SamplingParams
 from phloem.results import Collector, Output, Result
 
 from ..roles import Roles, roles_of
+from ._scoring import draw
 from .base import Generation, Path, Selection
 
 CAPABILITIES = frozenset(
@@ -158,12 +157,12 @@ class LocalPath:
 
     def begin(self, role: str) -> str:
         """Open a message."""
-        text = self._family.backend.roles.begin(self._messages, role)
-        if not self._messages and not self._family.backend.roles.plain:
-            if self._tokens or self._tail:
-                text = text.removeprefix(self._family.tokenizer.special_tokens.get("bos_token", ""))
-            else:
-                self._templated = True
+        roles = self._family.backend.roles
+        if self._messages or not (self._tokens or self._tail):
+            text = roles.begin(self._messages, role)
+            self._templated = self._templated or (not self._messages and not roles.plain)
+        else:
+            text = roles.begin_after_text(role, self._family.tokenizer.special_tokens.get("bos_token", ""))
         self._tail += text
         self._open = role, ""
         return text
@@ -312,10 +311,3 @@ class LocalPath:
             metas[0]["prompt"] = [tokenizer.token_text(token) for token in result.prompt_token_ids]
         logprobs = [output.logprobs or [] for output in result.outputs] if params.logprobs is not None else None
         return Generation([output.text for output in result.outputs], metas, logprobs)
-
-
-def draw(scores: Sequence[float], temperature: float) -> int:
-    """An index, with probabilities softmax(scores / temperature)."""
-    best = max(scores)
-    weights = [math.exp((score - best) / temperature) for score in scores]
-    return random.choices(range(len(scores)), weights)[0]
