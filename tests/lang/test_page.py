@@ -59,3 +59,15 @@ def test_an_example_runs_as_a_script_on_a_server(server: Live) -> None:
     lines = done.stdout.strip().splitlines()
     assert lines[-1] in [f"Grade: {grade}" for grade in "ABCDE"]
     assert any(line.startswith("Evidence: ") for line in lines)
+
+
+def public(of: type) -> list[str]:
+    """Methods and properties that programs may use."""
+    return [name for name in vars(of) if not name.startswith("_") and name != "is_program_state"]
+
+
+def test_the_page_names_everything_that_programs_can_use() -> None:
+    text = (ROOT / "docs" / "language.md").read_text()
+    names = [*pl.__all__, *(name for of in (pl.State, pl.StateGroup, pl.Program) for name in public(of))]
+    missing = [name for name in names if not re.search(rf"\b{name}\b", text)]
+    assert sorted(set(missing)) == []
