@@ -141,5 +141,7 @@ def test_every_example_has_a_test() -> None:
     here = vars(sys.modules[__name__])
     assert names
     assert not [name for name in names if f"test_{name}" not in here]
+    listed = (FOLDER / "README.md").read_text()
+    assert not [name for name in names if f"[{name}]({name}.py)" not in listed]
     long = [path.name for path in FOLDER.glob("*.py") if path.read_text().count("\n") > 80]
     assert not long
