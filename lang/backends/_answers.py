@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from phloem.errors import PhloemError
 from phloem.messages import TokenLogprob
 
 from ._failures import broken_off
@@ -62,10 +63,12 @@ class Answers:
             choice.offsets += found.get("text_offset") or []
         return text
 
-    def check(self, url: str) -> None:
-        """Raises EngineDeadError for a stream that ended before its choices did."""
-        if not self._choices or any(choice.finish_reason is None for choice in self._choices.values()):
+    def check(self, url: str, *, streamed: bool) -> None:
+        """Raises EngineDeadError for a stream that ended before its choices did, PhloemError for no choices."""
+        if streamed and any(choice.finish_reason is None for choice in self._choices.values()):
             raise broken_off(url)
+        if not self._choices:
+            raise broken_off(url) if streamed else PhloemError(f"{url} has answered without any choice")
 
     def generation(self) -> Generation:
         """All choices, in order."""

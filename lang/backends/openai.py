@@ -122,16 +122,16 @@ class OpenAIBackend(Connected):
         try:
             if on_text is None:
                 answers.add((await create(model=self.model, extra_body=body, **prompt)).model_dump())
-                return answers
-            options = {"include_usage": True}
-            stream = await create(model=self.model, stream=True, stream_options=options, extra_body=body, **prompt)
-            async with stream:
-                async for chunk in stream:
-                    for text in answers.add(chunk.model_dump()):
-                        on_text(text)
+            else:
+                options = {"include_usage": True}
+                stream = await create(model=self.model, stream=True, stream_options=options, extra_body=body, **prompt)
+                async with stream:
+                    async for chunk in stream:
+                        for text in answers.add(chunk.model_dump()):
+                            on_text(text)
         except self._openai.OpenAIError as error:
             raise self._translate(error) from error
-        answers.check(self.url)
+        answers.check(self.url, streamed=on_text is not None)
         return answers
 
     def _translate(self, error: Any) -> PhloemError:

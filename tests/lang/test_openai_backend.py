@@ -347,6 +347,14 @@ def test_a_stream_that_breaks_off_is_an_error() -> None:
             assert deltas == ["abc"]
 
 
+def test_an_answer_without_choices_is_an_error() -> None:
+    with scripted([(200, {"choices": []})]) as (url, _):
+        path = OpenAIBackend("m", url, is_chat_model=False).start()
+        path.append("x")
+        with pytest.raises(PhloemError, match="without any choice"):
+            asyncio.run(path.generate(GREEDY))
+
+
 def test_newer_names_go_to_openai_only() -> None:
     body = pl.OpenAI("gpt-4o-mini", api_key="k").writer.body(SamplingParams(max_tokens=4, logprobs=1))
     assert body == {"max_completion_tokens": 4, "logprobs": True, "top_logprobs": 1}
