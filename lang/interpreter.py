@@ -256,8 +256,13 @@ class Branch:
                 branch.open(self, None)
 
     def _cancel(self, error: BaseException) -> None:
-        for child in self.children:
-            child._cancel(error)
+        below = [self]
+        for branch in below:  # grows: forks nest deeper than Python's stack
+            below += branch.children
+        for branch in reversed(below):
+            branch._cancel_own(error)
+
+    def _cancel_own(self, error: BaseException) -> None:
         if self.closed.done or self.error is not None:
             return
         self.error = error

@@ -101,10 +101,10 @@ class Program:
             session.refuse_on_loop()
             try:
                 self._body(run, state, call)
-            except BaseException as error:
+                session.wait(run.finish())
+            except BaseException as error:  # an interrupt comes in the body, or while what it left behind is awaited
                 session.wait(run.abort(_why(error)))
                 raise
-            session.wait(run.finish())
         return state
 
     async def arun(self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any) -> State:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -532,3 +534,35 @@ def test_a_stream_can_be_left(backend: Scripted) -> None:
     assert next(state.text_iter())
     assert state["y"] == "[0:2]"
     state.branch.closed.wait(10)
+
+
+def test_an_interrupt_stops_what_runs(backend: Scripted) -> None:
+    """Ctrl-C while the body's last gen is awaited: it does not go on behind the program's back."""
+
+    @pl.function
+    def program(s: Any) -> None:
+        s += "hang" + pl.gen("x", max_tokens=1)
+
+    def interrupt() -> None:
+        while not backend.running:
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        program.run(backend=backend)
+    assert backend.events == ["cancelled"]
+
+
+def test_forks_nested_deeper_than_the_stack_are_cancelled(backend: Scripted) -> None:
+    @pl.function
+    def program(s: Any) -> None:
+        s += "root"
+        leaf = s
+        for _ in range(sys.getrecursionlimit() + 100):
+            leaf = leaf.fork(1)[0]
+        leaf += "hang" + pl.gen("x", max_tokens=1)
+        s.cancel()
+
+    state = program.run(backend=backend)
+    assert isinstance(state.error(), AbortedError)
