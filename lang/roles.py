@@ -41,6 +41,19 @@ class Roles:
                 return opening
         raise self._refusal(done, role)
 
+    def begin_after_text(self, role: str, bos: str) -> str:
+        """The text that opens a first message behind text: without the beginning-of-text token, which only a start has.
+
+        A token that opens later messages too marks turns, and stays: SmolLM2's `<|im_start|>` is both.
+        """
+        text = self.begin([], role)
+        if self._template is None or not bos:
+            return text
+        talk = [_message("user", _OPEN), _message("assistant", _NEXT), _message("user", _OPEN)]
+        rendered = self._render(talk)
+        later = rendered.partition(_OPEN)[2] if rendered is not None else ""
+        return text if bos in later else text.removeprefix(bos)
+
     def end(self, done: Sequence[Message], role: str) -> str:
         """The text that ends a message; "" where the template says it with the next one's opening."""
         if self._template is None:

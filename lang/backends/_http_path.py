@@ -88,12 +88,12 @@ class HttpPath:
 
     def begin(self, role: str) -> str:
         """Open a message, in the model's chat format."""
-        text = self._backend.roles.begin(self._messages, role)
-        if not self._messages and not self._backend.roles.plain:
-            if self._empty:
-                self._templated = True
-            else:
-                text = text.removeprefix(self._backend.bos)
+        roles = self._backend.roles
+        if self._messages or self._empty:
+            text = roles.begin(self._messages, role)
+            self._templated = self._templated or (not self._messages and not roles.plain)
+        else:
+            text = roles.begin_after_text(role, self._backend.bos)
         self._add(text)
         self._open = role, ""
         return text

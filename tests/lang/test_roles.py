@@ -107,3 +107,11 @@ def test_without_a_template_a_plain_dialogue() -> None:
     assert text == "Be brief.\n\nUser: Hi\nAssistant: Hello\n"
     with pytest.raises(RequestError, match="unknown role 'tool'"):
         Roles(None).begin([], "tool")
+
+
+def test_only_a_start_has_a_beginning_of_text() -> None:
+    """Behind text a first message opens without it, unless the same token marks every turn, as SmolLM2's does."""
+    assert Roles(ChatTemplate(LLAMA3, SPECIAL)).begin_after_text("user", "<s>") == "<|start|>user<|end|>\n\n"
+    opening = Roles(ChatTemplate(CHATML, SPECIAL)).begin_after_text("user", "<|im_start|>")
+    assert opening == "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n"
+    assert Roles(None).begin_after_text("user", "") == "User: "
