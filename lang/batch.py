@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,13 @@ class Batch(Generic[T]):
             raise RequestError(
                 "batch_kwargs must be a list of arguments: of mappings, or of lists", param="batch_kwargs"
             )
+        for index, item in enumerate(items):
+            if isinstance(item, (str, bytes)) or not isinstance(item, (Mapping, Sequence)):
+                raise RequestError(
+                    f"batch_kwargs[{index}] is {item!r}",
+                    hint="give each run its arguments: a mapping by name, or a list in order",
+                    param="batch_kwargs",
+                )
         if num_threads == "auto":
             num_threads = MOST_THREADS if threads else MOST_COROUTINES
         if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:

@@ -53,6 +53,10 @@ def test_a_wrong_argument_fails_its_item_only(backend: Scripted) -> None:
     assert [type(state.error()) for state in states] == [type(None), TypeError, type(None), TypeError]
     with pytest.raises(RequestError, match="list of arguments"):
         numbered.run_batch({"i": 1}, backend=backend)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"batch_kwargs\[1\] is 'ab'"):
+        numbered.run_batch([(1,), "ab"], backend=backend)
+    with pytest.raises(RequestError, match=r"batch_kwargs\[0\] is 1"):
+        numbered.run_batch([1, 2], backend=backend)  # type: ignore[list-item]
     with pytest.raises(RequestError, match="num_threads"):
         numbered.run_batch([{"i": 1}], backend=backend, num_threads=0)
     assert numbered.run_batch([], backend=backend) == []
@@ -180,7 +184,7 @@ def test_a_thousand_async_programs_on_an_engine(lang_model: Path) -> None:
     async def main(engine: Engine) -> list[Any]:
         return await asyncio.gather(*(program.arun(i, backend=engine) for i in range(1000)))
 
-    with Engine(str(lang_model), cache={"tokens": 8192}) as engine:
+    with Engine(str(lang_model), cache={"tokens": 8192}, engine={"threads": 1}) as engine:
         states = asyncio.run(main(engine))
         texts = [state["x"] for state in states]
         assert all(texts[i] == texts[i % 50] for i in range(1000))
@@ -195,7 +199,7 @@ def test_a_batch_of_500_on_an_engine(lang_model: Path) -> None:
     def program(s: Any, i: int) -> None:
         s += f"A tree {i}:" + pl.gen("x", max_tokens=2, stop_regex="(" if i % 10 == 0 else "z{3}")
 
-    with Engine(str(lang_model), cache={"tokens": 8192}) as engine:
+    with Engine(str(lang_model), cache={"tokens": 8192}, engine={"threads": 1}) as engine:
         states = program.run_batch([{"i": i} for i in range(500)], backend=engine)
         for i, state in enumerate(states):
             assert isinstance(state.error(), RequestError if i % 10 == 0 else type(None))
