@@ -15,7 +15,8 @@ import pytest
 import phloem.lang as pl
 from phloem import Engine, SamplingParams
 from phloem.errors import AbortedError, EngineDeadError, RequestError
-from phloem.lang.backends.local import LocalBackend, LocalPath, draw
+from phloem.lang.backends._scoring import draw
+from phloem.lang.backends.local import LocalBackend, LocalPath
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
@@ -23,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 @pytest.fixture(scope="module")
 def engine(lang_model: Path) -> Iterator[Engine]:
     """One engine for all; it must end as it began."""
-    with Engine(str(lang_model), cache={"tokens": 16384}) as made:
+    with Engine(str(lang_model), cache={"tokens": 16384}, engine={"threads": 1}) as made:
         yield made
         made.check()
         assert made.stats()["groups"][0]["leased"] == 0
