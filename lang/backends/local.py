@@ -7,6 +7,7 @@ run's calls carry makes them wait for each other's prefixes.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
@@ -72,13 +73,13 @@ class LocalBackend:
 
     async def flush_cache(self) -> None:
         """Drop what is cached and not in use."""
-        await self.service.flush_cache()
+        await asyncio.to_thread(self.engine.flush_cache)  # which, unlike the service, refuses when it is closed
 
     async def info(self) -> dict[str, Any]:
         """The model and the engine's counters."""
         info = self.service.info
         model = {"model_name": info.model_name, "model_path": info.model_path}
-        return model | {"max_total_tokens": info.max_total_tokens, "stats": await self.service.stats()}
+        return model | {"max_total_tokens": info.max_total_tokens, "stats": await asyncio.to_thread(self.engine.stats)}
 
     async def aclose(self) -> None:
         """`close`."""

@@ -428,6 +428,8 @@ def test_an_own_engine_is_closed_with_its_backend(lang_model: Path) -> None:
         assert pl.get_server_info(backend)["max_total_tokens"] > 0
         assert pl.flush_cache(backend)
     assert isinstance(program.run(backend=backend).error(), EngineDeadError)
+    with pytest.raises(EngineDeadError):
+        pl.get_server_info(backend)
 
 
 def test_an_engine_that_closes_ends_what_runs_on_it(lang_model: Path) -> None:
