@@ -45,6 +45,7 @@ class ChatAnswer:
     reasoning: bool = False  # thoughts are shown, on their own
     tools: bool = False
     include_usage: bool = False
+    noted: Callable[[Sequence[str]], list[str]] = list  # notes in the caller's words
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         info = self.service.info
@@ -73,7 +74,7 @@ class ChatAnswer:
         }
         if choice.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_entries(tokenizer, choice.prompt_logprobs)
-        return body | ({"notes": choice.notes} if choice.notes else {})
+        return body | ({"notes": self.noted(choice.notes)} if choice.notes else {})
 
     def _message(self, text: str) -> dict[str, Any]:
         """The message that a text is. Null content: there are calls or thoughts, and nothing else."""
@@ -129,7 +130,7 @@ class ChatAnswer:
 
     def _finish(self, event: Event, *, called: bool) -> bytes:
         """The last chunk of a choice: why it ended."""
-        more: dict[str, Any] = {"notes": event.notes} if event.notes else {}
+        more: dict[str, Any] = {"notes": self.noted(event.notes)} if event.notes else {}
         reason = _reason(event.finish_reason, called=called)
         return self._chunk(event.index, {}, finish_reason=reason, stop_reason=event.stop_reason, **more)
 

@@ -47,6 +47,7 @@ async def chat_answer(body: ChatBody, service: Service, formats: Formats) -> tup
         reasoning=shown and thoughts is not None,
         tools=bool(offered.tools),
         include_usage=usage_wanted(body),
+        noted=list if given is None else given.said,
     )
     return answer, given
 
@@ -73,7 +74,8 @@ def _must_follow(body: ChatBody, offered: Toolset, formats: Formats) -> Given | 
     if tag is None:
         return None
     # of tools that are not strict, what a backend cannot enforce is noted and not refused
-    return Given("tools", "structural_tag", tag, True if offered.strict else bool(body.strict))
+    strict = True if offered.strict else bool(body.strict)
+    return Given("tools", "structural_tag", tag, strict, tools=offered.tools)
 
 
 def _content_or_calls(given: Given, offered: Toolset, parser: Parser, strict: bool | None) -> Given:
@@ -92,7 +94,7 @@ def _content_or_calls(given: Given, offered: Toolset, parser: Parser, strict: bo
     chosen = next(iter(wanted), strict)
     place, tree = content
     tag = {"type": "structural_tag", "format": {"type": "or", "elements": [tree, calls["format"]]}}
-    return Given(given.name, "structural_tag", tag, chosen, f"#/format/elements/0{place}")
+    return Given(given.name, "structural_tag", tag, chosen, f"#/format/elements/0{place}", offered.tools)
 
 
 def _no_parser() -> RequestError:

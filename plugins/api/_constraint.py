@@ -8,8 +8,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from phloem.errors import RequestError
+from phloem.interfaces import Tool
 
 from ._format_schema import ResponseFormat
+from ._places import places, said
 from ._schema import Sampling
 
 # the caller's name -> the field of SamplingParams
@@ -28,6 +30,7 @@ class Given(NamedTuple):
     value: Any
     strict: bool | None = None  # None: the request's `strict` decides
     at: str = ""  # where it lies in `value`, by JSON pointer, if that is more than what was given
+    tools: Sequence[Tool] = ()  # whose schemas lie in `value`, too
 
     def fields(self, strict: bool | None) -> dict[str, Any]:
         """For SamplingParams. Raises RequestError where the request says `strict` in two ways."""
@@ -35,6 +38,14 @@ class Given(NamedTuple):
             raise RequestError(f"strict and the strict of {self.name} differ", hint="give one", param="strict")
         chosen = self.strict if strict is None else strict
         return {self.field: self.value} | ({} if chosen is None else {"strict": chosen})
+
+    def said(self, texts: Sequence[str]) -> list[str]:
+        """Refusals and notes with the places in what the caller wrote, not in what was made of it."""
+        if not any("#" in text for text in texts):
+            return list(texts)
+        known = places(self.value, self.tools) if self.tools else {}
+        known |= {self.at: "#"} if self.at else {}
+        return [said(text, known) for text in texts]
 
 
 def given_constraints(body: Sampling) -> list[Given]:
@@ -122,7 +133,9 @@ def in_callers_words(given: Given | None) -> Iterator[None]:
         if given is not None and error.param == given.field:
             if error.message.startswith(given.field):
                 error.message = given.name + error.message.removeprefix(given.field)
-            if given.at:
-                error.message = error.message.replace(given.at, "#")
+            if given.tools:  # nobody wrote this tag
+                named = "these tools" if given.name == "tools" else f"this {given.name}"
+                error.message = error.message.replace(f"this {given.field}", named)
+            (error.message,) = given.said([error.message])
             error.param = given.name
         raise
