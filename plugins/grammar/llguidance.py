@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from phloem.constraint import Constraint, Unenforced
@@ -16,7 +16,8 @@ from phloem.interfaces import PluginContext
 from phloem.model_spec import ModelSpec
 
 from . import _lark, _tags, _tags_lark
-from ._bits import bitmask
+from ._ahead import Ahead
+from ._bits import Mask, bitmask
 from ._json_lark import SUPPORT
 
 if TYPE_CHECKING:
@@ -41,14 +42,20 @@ class LLGuidanceOptions(BaseModel):
 class LLGuidanceMatcher:
     """The state of one request. The library's matcher never sees an end token where the grammar may end."""
 
-    def __init__(self, start: LLMatcher, ends: frozenset[int], end_row: npt.NDArray[np.int32], kind: str) -> None:
-        """`start` is shared by forks and never advanced; `end_row`: bitmask of the end tokens; `kind`: for errors."""
+    def __init__(
+        self, start: LLMatcher, ends: frozenset[int], end_row: Mask, lengths: Sequence[int], kind: str
+    ) -> None:
+        """`start` is shared by forks and never advanced; `end_row`: bitmask of the end tokens; `kind`: for errors.
+
+        `lengths` [vocab]: bytes of each token, 0 of special ones.
+        """
         self._start, self._ends, self._end_row, self._kind = start, ends, end_row, kind
         self._matcher = start.deep_copy()
         self._tokens: list[int] = []  # what the library's matcher took
+        self._ahead = Ahead(lengths)  # over the same tokens
         self._ended = 0  # end tokens after them
 
-    def fill(self, row: npt.NDArray[np.int32]) -> None:
+    def fill(self, row: Mask) -> None:
         """The mask of the next token, written into `row` by the library: 20 us typically, milliseconds in free text."""
         if self._ended:
             row[:] = self._end_row
@@ -69,7 +76,9 @@ class LLGuidanceMatcher:
             return False
         taken = self._matcher.try_consume_tokens([token])
         self._check()
-        self._tokens += [token] * taken
+        if taken:
+            self._tokens.append(token)
+            self._ahead.accept(token)
         return taken == 1
 
     def rollback(self, tokens: int) -> None:
@@ -82,6 +91,7 @@ class LLGuidanceMatcher:
         if tokens > ends:
             self._matcher.rollback(tokens - ends)
             del self._tokens[kept:]
+            self._ahead.rollback(tokens - ends)
         self._check()
 
     def is_complete(self) -> bool:
@@ -96,17 +106,22 @@ class LLGuidanceMatcher:
 
     def forced(self) -> bytes:
         """Up to the first special token, which the library writes as 0xFF and a number."""
+        if self._ended:
+            return b""
+        if (known := self._ahead.known()) is not None:
+            return known
         if self.is_complete():
             return b""
         forced = self._matcher.compute_ff_bytes()
         self._check()
-        return forced.partition(b"\xff")[0]
+        return self._ahead.found(forced.partition(b"\xff")[0])
 
     def fork(self) -> LLGuidanceMatcher:
         """A copy of the parser's rows and of the automaton's states built so far."""
         twin = object.__new__(LLGuidanceMatcher)
         twin._start, twin._ends, twin._end_row, twin._kind = self._start, self._ends, self._end_row, self._kind
         twin._matcher, twin._tokens, twin._ended = self._matcher.deep_copy(), list(self._tokens), self._ended
+        twin._ahead = self._ahead.fork()
         return twin
 
     def _check(self) -> None:
@@ -132,6 +147,9 @@ class LLGuidance:
         self._limits = parser_limits()
         self._vocabulary = context.model.vocab_size
         self._end_row = bitmask(self._ends, self._vocabulary)
+        never = context.tokenizer.special_ids | self._ends
+        texts = map(context.tokenizer.token_bytes, range(self._vocabulary))
+        self._lengths = [0 if token in never else len(text) for token, text in enumerate(texts)]
 
     def unenforced(self, constraint: Constraint) -> list[Unenforced]:
         """By a table found by experiment; of schemas in a Lark grammar the library refuses what it ignores."""
@@ -162,7 +180,7 @@ class LLGuidance:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise refusal(constraint.kind, matcher.get_error())
-        return LLGuidanceMatcher(matcher, self._ends, self._end_row, constraint.kind)
+        return LLGuidanceMatcher(matcher, self._ends, self._end_row, self._lengths, constraint.kind)
 
     def _source(self, constraint: Constraint) -> str:
         if constraint.kind == "structural_tag":

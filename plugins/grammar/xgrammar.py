@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from phloem.constraint import Constraint, Unenforced
@@ -19,6 +18,7 @@ from phloem.errors import RequestError
 from phloem.interfaces import PluginContext
 
 from . import _tags
+from ._ahead import Ahead
 from ._bits import Mask, bitmask
 from ._ebnf import Ebnf
 from ._ebnf_regex import matching
@@ -33,7 +33,7 @@ if find_spec("xgrammar") is None:
     raise ImportError("xgrammar is not installed", name="xgrammar")
 
 
-_LONGEST = 100_000  # characters that a rule may force: the library collects them all, in every step anew
+_LONGEST = 100_000  # characters that a rule may force: the library collects them all
 
 
 class XGrammarOptions(BaseModel):
@@ -45,12 +45,10 @@ class XGrammarOptions(BaseModel):
 class XGrammarMatcher:
     """The state of one request. End tokens are counted here: the library's matcher never sees one."""
 
-    def __init__(
-        self, matcher: GrammarMatcher, ends: frozenset[int], end_row: Mask, text: npt.NDArray[np.bool_]
-    ) -> None:
-        """`end_row`: bitmask of the end tokens; `text` [vocab] bool: tokens that may be text at all."""
-        self._matcher, self._ends, self._end_row, self._text = matcher, ends, end_row, text
-        self._tokens = 0
+    def __init__(self, matcher: GrammarMatcher, ends: frozenset[int], end_row: Mask, lengths: Sequence[int]) -> None:
+        """`end_row`: bitmask of the end tokens; `lengths` [vocab]: bytes of each token, 0 where it is never text."""
+        self._matcher, self._ends, self._end_row, self._lengths = matcher, ends, end_row, lengths
+        self._ahead = Ahead(lengths)
         self._ended = 0
 
     def fill(self, row: Mask) -> None:
@@ -69,21 +67,22 @@ class XGrammarMatcher:
                 return False
             self._ended += 1
             return True
-        if self._ended or not (0 <= token < len(self._text) and self._text[token]):
+        if self._ended or not (0 <= token < len(self._lengths) and self._lengths[token]):
             return False
-        taken: bool = self._matcher.accept_token(token)
-        self._tokens += taken
-        return taken
+        if not self._matcher.accept_token(token):
+            return False
+        self._ahead.accept(token)
+        return True
 
     def rollback(self, tokens: int) -> None:
         """As far back as the start. Raises ValueError beyond it."""
         ends = min(tokens, self._ended)
-        if tokens - ends > self._tokens:
-            raise ValueError(f"cannot take back {tokens} of {self._tokens + self._ended} tokens")
+        if tokens - ends > len(self._ahead):
+            raise ValueError(f"cannot take back {tokens} of {len(self._ahead) + self._ended} tokens")
         self._ended -= ends
         if tokens > ends:
             self._matcher.rollback(tokens - ends)
-            self._tokens -= tokens - ends
+            self._ahead.rollback(tokens - ends)
 
     def is_complete(self) -> bool:
         """The grammar may end, and its mask allows nothing but an end token."""
@@ -96,15 +95,19 @@ class XGrammarMatcher:
         return not (row & ~self._end_row).any()
 
     def forced(self) -> bytes:
-        """The library's jump-forward string; nothing where the grammar may end."""
-        if self._ended or self._matcher.is_completed():
+        """The beginning of the library's jump-forward string; nothing where the grammar may end."""
+        if self._ended:
             return b""
-        return self._matcher.find_jump_forward_string().encode()
+        if (known := self._ahead.known()) is not None:
+            return known
+        if self._matcher.is_completed():
+            return b""
+        return self._ahead.found(self._matcher.find_jump_forward_string().encode())
 
     def fork(self) -> XGrammarMatcher:
         """Shares the compiled grammar."""
-        twin = XGrammarMatcher(self._matcher.fork(), self._ends, self._end_row, self._text)
-        twin._tokens, twin._ended = self._tokens, self._ended
+        twin = XGrammarMatcher(self._matcher.fork(), self._ends, self._end_row, self._lengths)
+        twin._ahead, twin._ended = self._ahead.fork(), self._ended
         return twin
 
 
@@ -158,7 +161,7 @@ class XGrammar:
         from xgrammar import CompiledGrammar, GrammarMatcher
 
         grammar = CompiledGrammar.deserialize_json(compiled.decode(), self._info)
-        return XGrammarMatcher(GrammarMatcher(grammar), self._ends, self._end_row, self._text)
+        return XGrammarMatcher(GrammarMatcher(grammar), self._ends, self._end_row, self._lengths)
 
     @cached_property
     def _vocabulary(self) -> list[bytes]:
@@ -168,8 +171,8 @@ class XGrammar:
         return [b"" if token in barred else self._tokenizer.token_bytes(token) for token in tokens]
 
     @cached_property
-    def _text(self) -> npt.NDArray[np.bool_]:
-        return np.array([bool(text) for text in self._vocabulary])
+    def _lengths(self) -> list[int]:
+        return [len(text) for text in self._vocabulary]
 
     @cached_property
     def _end_row(self) -> Mask:
