@@ -63,7 +63,8 @@ def test_a_completions_program_writes_what_the_api_does(lang_server: Live) -> No
     assert state.text() == "The fox three" + state["last"]
     meta = state.get_meta_info("last")
     assert meta["finish_reason"]["type"] in ("stop", "length")
-    assert 0 < meta["cached_tokens"] < meta["prompt_tokens"]
+    assert 0 <= meta["cached_tokens"] < meta["prompt_tokens"]
+    assert 0 < meta["completion_tokens"] <= 5
 
 
 def test_a_chat_program_sends_its_messages(lang_server: Live) -> None:

@@ -236,6 +236,22 @@ def test_text_and_messages_can_be_written_elsewhere() -> None:
     assert all(node.reads == (gen,) for node in graph if node.expr == ir.Variable("a"))
 
 
+def test_commits_and_cancels_leave_the_graph_whole() -> None:
+    @pl.function
+    def program(s: pl.State) -> None:
+        s += "a"
+        s.commit()
+        forks = s.fork(2)
+        forks += pl.gen("x")
+        forks[0].cancel()
+        forks.join()
+        s += s["x"][1]
+
+    graph = program.trace()
+    assert kinds(graph, 0) == ["constant", "commit_lazy", "fork", "variable"]
+    assert graph.nodes[-1].reads[0].branch == 2
+
+
 def test_reports_are_symbols_too() -> None:
     @pl.function
     def program(s: pl.State) -> None:
