@@ -191,11 +191,11 @@ class GrammarSection(PluginSection):
     whitespace: Literal["compact", "flexible"] = "compact"
     """Between JSON's parts: `compact` is one space after `,` and `:`, `flexible` leaves it to the model, bounded."""
     workers: Annotated[int, Field(ge=1)] = 1
-    """Processes that compile."""
+    """Processes that compile; each works on one new constraint at a time, and on up to two that take long."""
     timeout_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Seconds after which a compilation is killed and its request refused."""
+    """Seconds of CPU after which a compilation is killed and its request refused; ten times as many on the clock."""
     memory: Annotated[Size, Field(ge=1)] = 2 * 1024**3
-    """Bytes that a compile process may allocate."""
+    """Bytes that one compilation may allocate; each of `workers` has up to three at a time."""
     cache_size: Annotated[Size, Field(ge=0)] = 256 * 1024**2
     """Bytes of compiled grammars that are kept, least recently used go first."""
     max_source: Annotated[Size, Field(ge=1)] = 1024**2

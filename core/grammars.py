@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from .compile_worker import Answer, Choice, Order, Setup, build_backends
+from .compile_worker import Answer, Choice, Setup, build_backends
 from .compiling import Compiled, Compilers, Job
 from .config_sections import GrammarSection, sampler_name
 from .constraint import Constraint, constraint_of, within
@@ -146,7 +146,7 @@ class Grammars:
         def done(result: Compiled | Answer) -> None:
             self._post(lambda: self._finished(key, pending, result))
 
-        pending = self._pending[key] = _Pending(Job(Order(*key), done))
+        pending = self._pending[key] = _Pending(Job(*key, done))
         self._compilers.submit(pending.job)
 
     def _finished(self, key: Key, pending: _Pending, result: Compiled | Answer) -> None:

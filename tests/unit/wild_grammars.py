@@ -50,6 +50,13 @@ def backtrack() -> None:
     re.fullmatch("(a|a)+", "a" * 40 + "b")
 
 
+def spin() -> None:
+    """Half a second of CPU."""
+    begin = time.process_time()
+    while time.process_time() - begin < 0.5:
+        pass
+
+
 def recurse() -> None:
     recurse()
 
@@ -82,6 +89,8 @@ DEEDS = {
     "stdin": lambda: sys.stdin.buffer.read(),
     "zero": lambda: 1 / 0,
     "sleep": lambda: time.sleep(0.3),
+    "spin": spin,
+    "doze": lambda: time.sleep(30),
 }
 
 
