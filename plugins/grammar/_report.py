@@ -90,6 +90,10 @@ def misshapen(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f"{keyword} must not be negative"
 
 
+class Malformed(Unenforced):
+    """A place that no backend can read, whatever the request allows."""
+
+
 class Node(NamedTuple):
     """One schema on the walk, as `Support.check` sees it."""
 
@@ -122,8 +126,9 @@ class Support:
 def unenforced(schema: Any, support: Support, pointer: str = "#") -> list[Unenforced]:
     """What of a schema the backend would let pass, in the order of the walk; [] where it enforces all.
 
-    `pointer`: where the schema lies in what the user gave, for schemas inside a structural tag. A keyword with a
-    value of the wrong type is reported too. Called once per constraint, where it is compiled.
+    `pointer`: where the schema lies in what the user gave, for schemas inside a structural tag. What cannot be read
+    at all, a value of the wrong type or a reference to nothing, is reported too, as `Malformed`. Called once per
+    constraint, where it is compiled.
     """
     return list(_Walk(schema, support, pointer).run())
 
@@ -145,16 +150,24 @@ class _Walk:
                 continue
             self.seen.add(id(schema))
             if not isinstance(schema, dict):
-                yield self._found(pointer, "", "is no schema: neither an object nor true or false")
+                yield self._found(pointer, "", "is no schema: neither an object nor true or false", Malformed)
                 continue
             node = self._node(schema, pointer)
-            for keyword, why in self._judge(node):
+            wrong = dict(misshapen(node.active)) | self._dangling(node)
+            yield from (self._found(pointer, keyword, why, Malformed) for keyword, why in wrong.items())
+            for keyword, why in self._judge(node, wrong):
                 yield self._found(pointer, keyword, why)
             self.todo += reversed(list(self._inside(node)))
 
-    def _found(self, pointer: str, keyword: str, why: str) -> Unenforced:
+    def _found(self, pointer: str, keyword: str, why: str, kind: type[Unenforced] = Unenforced) -> Unenforced:
         at = f"{pointer}/{keyword.removesuffix('[]')}" if keyword else pointer
-        return Unenforced(self.prefix + at[1:], why)
+        return kind(self.prefix + at[1:], why)
+
+    def _dangling(self, node: Node) -> dict[str, str]:
+        """A reference to nothing."""
+        name = node.active.get("$ref")
+        lost = isinstance(name, str) and self.references.resolve(name) is None
+        return {"$ref": f"{name!r} is nothing in this schema"} if lost else {}
 
     def _node(self, schema: dict[str, Any], pointer: str) -> Node:
         if self.old and "$ref" in schema:
@@ -174,14 +187,12 @@ class _Walk:
                 active[keyword] = value
         return Node(schema, pointer, types, active, self.references)
 
-    def _judge(self, node: Node) -> Iterator[tuple[str, str]]:
-        wrong = dict(misshapen(node.active))
+    def _judge(self, node: Node, wrong: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """What is not enforced of the keywords that can be read."""
         for keyword, value in node.active.items():
             if keyword in ANNOTATIONS or keyword.startswith("x-"):
                 continue
-            if keyword in wrong:
-                yield keyword, wrong[keyword]
-            elif (why := self._why(node, keyword, value)) is not None:
+            if keyword not in wrong and (why := self._why(node, keyword, value)) is not None:
                 yield keyword, why
         if self.support.check is not None:
             yield from self.support.check(node)
@@ -200,8 +211,6 @@ class _Walk:
                 return f"{name} takes oneOf for anyOf, and branches {pair[0]} and {pair[1]} may both hold"
         elif keyword not in support.keywords:
             return f"{name} ignores {keyword}"
-        if keyword == "$ref" and self.references.resolve(value) is None:
-            return f"{value!r} is nothing in this schema"
         lost = [other for other in support.beside.get(keyword, ()) if other in node.active]
         if lost:
             return f"{name} ignores {keyword} beside {lost[0]}"

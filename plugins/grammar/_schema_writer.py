@@ -231,7 +231,7 @@ class _Writer:
     def _refuse(self, at: str, why: str) -> RequestError:
         return RequestError(
             f"{self.kind}: {self.prefix}{at[1:]}: {why}",
-            hint="use another grammar backend for this schema (`grammar: {use: auto}` finds one)",
+            hint="use another grammar backend for this schema (`grammar: {use: auto}` tries them all)",
             param=self.kind,
         )
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from phloem.constraint import Constraint, Unenforced
 from phloem.errors import RequestError
 
-from ._report import Support, unenforced
+from ._report import Malformed, Support, unenforced
 
 KIND = "structural_tag"
 _LEGACY = re.compile(r"#/tags(/\d+)?(/.*)?", re.DOTALL)
@@ -98,12 +98,19 @@ def schemas(tree: Any, at: str) -> Iterator[tuple[str, Any]]:
 
 
 def report(constraint: Constraint, support: Support) -> list[Unenforced]:
-    """What a backend would let pass of a schema, or of those in a structural tag; [] for other kinds of constraint."""
+    """What a backend would let pass of a schema, or of those in a structural tag; [] for other kinds of constraint.
+
+    Raises RequestError for what is wrong in any case: another backend, or not being strict, would not mend it.
+    """
     if constraint.kind == KIND:
         found = schemas(*parse_at(constraint.value))
     else:
         found = iter([("#", json.loads(constraint.value))] if constraint.kind == "json_schema" else [])
-    return [one for pointer, schema in found for one in unenforced(schema, support, pointer)]
+    reported = [one for pointer, schema in found for one in unenforced(schema, support, pointer)]
+    for one in reported:
+        if isinstance(one, Malformed):
+            raise RequestError(f"{constraint.kind}: {one.pointer}: {one.why}", param=constraint.kind)
+    return reported
 
 
 def refuse(at: str, why: str) -> RequestError:

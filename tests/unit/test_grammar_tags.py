@@ -365,3 +365,24 @@ def test_a_schema_of_the_legacy_form_that_cannot_be_written_is_named_as_it_was_w
     value = json.dumps({"structures": [structure], "triggers": ["<f"]})
     with pytest.raises(RequestError, match="#/structures/0/schema/items/minItems: minItems must not be negative"):
         grammar(name).compile(Constraint(kind="structural_tag", value=value))
+
+
+@pytest.mark.parametrize("name", ["xgrammar", "outlines", "llguidance"])
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "intger"}}}, "#/properties/a/type: intger is no type"),
+        ({"minLength": -1}, "#/minLength: minLength must not be negative"),
+        ({"items": {"$ref": "#/$defs/x"}}, "#/items/$ref: '#/$defs/x' is nothing in this schema"),
+        ({"anyOf": [{}, 3]}, "#/anyOf/1: is no schema"),
+        ({"uniqueItems": True, "required": "a"}, "#/required: required has a value of the wrong type"),
+    ],
+)
+def test_what_is_no_schema_is_an_error_and_not_something_to_allow(
+    name: str, schema: dict[str, Any], place: str
+) -> None:
+    constraint = Constraint(kind="json_schema", value=json.dumps(schema), strict=False)
+    with pytest.raises(RequestError) as error:
+        grammar(name).unenforced(constraint)
+    assert error.value.message.startswith(f"json_schema: {place}")
+    assert error.value.hint is None
