@@ -185,6 +185,13 @@ class Branch:
 
     def _begin(self) -> None:
         self._task = self.run.spawn(self._work())
+        self._task.add_done_callback(self._cut_short)
+
+    def _cut_short(self, task: asyncio.Task[None]) -> None:
+        """A loop that ends cancels tasks that have not begun; what is queued must be settled all the same."""
+        if task.cancelled():
+            self.error = self.error or AbortedError("the event loop of the program has ended")
+            self._begin()
 
     async def _work(self) -> None:
         while True:
@@ -228,7 +235,8 @@ class Branch:
                 await self._path.close()
         except Exception as error:
             self.error = self.error or error
-        self._finish()
+        finally:
+            self._finish()
 
     def _finish(self) -> None:
         with self._lock:

@@ -172,6 +172,30 @@ def test_cancelling_an_awaited_program_releases_everything(backend: Scripted) ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+def test_a_loop_ends_though_a_stream_was_left(backend: Scripted, plain: bool, turns: int) -> None:
+    """However far the run has come when `asyncio.run` cancels all that is left."""
+    states: list[Any] = []
+
+    async def awaited(s: Any) -> None:
+        s += "a" + pl.gen("x", max_tokens=1)
+        await s.get("x")
+
+    async def main() -> None:
+        states.append(
+            await pl.function((lambda s: numbered(s, 1)) if plain else awaited).arun(backend=backend, stream=True)
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert states[0].branch.closed.done
+
+
 def test_a_thousand_async_programs_on_an_engine(lang_model: Path) -> None:
     """All wait for one engine at once; each gets its own answer, and nothing is left locked."""
 
