@@ -389,8 +389,10 @@ def test_parsers_are_loaded_with_the_api_if_they_are_named() -> None:
         made(reasoning="generic")
     with pytest.raises(PluginError, match="no parser plugin is named 'hermess'"):
         made(tools="hermess")
-    with pytest.raises(PluginError, match="parser plugin 'think': open: Extra inputs are not permitted"):
+    with pytest.raises(PluginError, match=r"server\.reasoning_parser\.open: .*'think' has no such .*known: opened\)"):
         made(reasoning={"use": "think", "open": True})
+    with pytest.raises(PluginError, match=r"server\.reasoning_parser\.opened: input should be a valid boolean"):
+        made(reasoning={"use": "think", "opened": "maybe"})
 
 
 @pytest.mark.parametrize(
