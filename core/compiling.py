@@ -140,11 +140,6 @@ class _Worker:
         self._ids = itertools.count(1)
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
-    @property
-    def load(self) -> int:
-        """How many jobs it has."""
-        return len(self._waiting) + len(self._open)
-
     def submit(self, job: Job) -> None:
         """From any thread; does not wait."""
         job.id, job.worker = next(self._ids), self
@@ -207,7 +202,7 @@ class _Worker:
             return Compiled(matcher, len(answer.compiled), answer.notes)
         except RequestError as error:
             return Answer(error=error_info(error), verdict=True)
-        except Exception as error:
+        except BaseException as error:  # a Rust library's panic is no Exception
             return Answer(error=error_info(PhloemError(f"compiling failed: {type(error).__name__}: {error}")))
 
     def _free(self, order: int) -> None:
@@ -238,10 +233,11 @@ class Compilers:
 
     def __init__(self, setup: Setup, backends: Mapping[str, Grammar], workers: int) -> None:
         self._workers = [_Worker(setup, backends, f"phloem-compile-{i}") for i in range(workers)]
+        self._turns = itertools.cycle(self._workers)
 
     def submit(self, job: Job) -> None:
         """Queue a job; does not wait."""
-        min(self._workers, key=lambda worker: worker.load).submit(job)
+        next(self._turns).submit(job)
 
     def close(self) -> None:
         """Kill the processes; jobs fail."""
