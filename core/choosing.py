@@ -69,7 +69,7 @@ def join(tokenizer: Tokenizer, before: Sequence[int], tail: str, choices: Sequen
     """
     if not choices:
         raise RequestError("choices is empty", hint="give at least one", param="choices")
-    head, rest = _seam(tokenizer, before, tail)
+    head, rest = seam(tokenizer, before, tail)
     start = [*before, *head]
     texts = [start + encode_after(tokenizer, start, rest + text) for text in ("", *choices)]
     same = 0
@@ -83,7 +83,7 @@ def join(tokenizer: Tokenizer, before: Sequence[int], tail: str, choices: Sequen
     return Joint(texts[0][:same], [text[same:] for text in texts[1:]])
 
 
-def _seam(tokenizer: Tokenizer, before: Sequence[int], tail: str) -> tuple[list[int], str]:
+def seam(tokenizer: Tokenizer, before: Sequence[int], tail: str) -> tuple[list[int], str]:
     """The tokens of a long tail's beginning, which no choice can change, and the rest of its text."""
     cut = max(tail.rfind(" ", 0, -SEAM), tail.rfind("\n", 0, -SEAM))
     if len(tail) < LONG_TAIL or cut < 1:

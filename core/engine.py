@@ -67,6 +67,7 @@ class Engine:
         self._ids = itertools.count()
         self._prefix = uuid.uuid4().hex[:8]
         self._closed = False
+        self._asked: set[Future[Any]] = set()  # by `invoke`
         # Loaded on the loop's thread: OpenMP gives each thread that computes a pool of its own, and a second pool
         # makes the workers of both sleep between any two operations.
         built: Future[EngineCore] = Future()
@@ -78,21 +79,30 @@ class Engine:
     # --- life
 
     def _serve(self, built: Future[EngineCore]) -> None:
-        from .executor import settle  # torch comes with it; `import phloem` must stay cheap
-        from .loop import EngineCore
-
-        settle(lambda: EngineCore.from_config(self.config), built)
-        if built.exception() is not None:
-            return
         try:
-            built.result().run(self._emit)
+            from .loop import EngineCore  # torch comes with it; `import phloem` must stay cheap
+
+            core = EngineCore.from_config(self.config)
+        except BaseException as error:
+            built.set_exception(error)
+            return
+        built.set_result(core)
+        try:
+            core.run(self._emit)
         finally:
-            with self._lock:
-                self._closed = True
-                left, self._sinks = self._sinks, {}
-            gone = error_info(EngineDeadError("the engine is closed"))
-            for call_id, sink in left.items():
-                sink(Event(call_id=call_id, finish_reason="error", error=gone))
+            self._end()
+
+    def _end(self) -> None:
+        """The loop has ended: who still waits for it learns so."""
+        with self._lock:
+            self._closed = True
+            left, self._sinks = self._sinks, {}
+            asked = [future for future in self._asked if not future.done()]
+        gone = EngineDeadError("the engine is closed")
+        for future in asked:
+            future.set_exception(gone)
+        for call_id, sink in left.items():
+            sink(Event(call_id=call_id, finish_reason="error", error=error_info(gone)))
 
     def _emit(self, events: list[Event]) -> None:
         for event in events:
@@ -217,19 +227,19 @@ class Engine:
 
     def stats(self) -> Mapping[str, Any]:
         """Counters since the start, and slot usage per state group (docs/library.md)."""
-        return self._invoke(lambda core: core.stats())
+        return self.invoke(lambda core: core.stats()).result()
 
     def check(self) -> None:
         """Verify that every KV slot has exactly one owner. Raises AssertionError."""
-        self._invoke(lambda core: core.check())
+        self.invoke(lambda core: core.check()).result()
 
     def flush_cache(self) -> None:
         """Drop cached state that no request uses, and all holds."""
-        self._invoke(lambda core: core.flush_cache())
+        self.invoke(lambda core: core.flush_cache()).result()
 
     def drop_hold(self, name: str) -> bool:
         """Release what a call with `hold=name` left locked; False if nothing is."""
-        return self._invoke(lambda core: core.drop_hold(name))
+        return self.invoke(lambda core: core.drop_hold(name)).result()
 
     @property
     def model_path(self) -> str:
@@ -238,10 +248,15 @@ class Engine:
 
     # --- helpers
 
-    def _invoke(self, function: Callable[[EngineCore], T]) -> T:
-        if self._closed:
-            raise EngineDeadError("the engine is closed")
-        return self.core.invoke(function).result()
+    def invoke(self, function: Callable[[EngineCore], T]) -> Future[T]:
+        """Run `function` between two steps, on the loop's thread. EngineDeadError where the loop ends before."""
+        with self._lock:
+            if self._closed:
+                raise EngineDeadError("the engine is closed")
+            made = self.core.invoke(function)
+            self._asked.add(made)
+            made.add_done_callback(self._asked.discard)
+        return made
 
     def _call(self, prompt: Prompt, params: SamplingParams | None, *, stream: bool, **call: Any) -> GenerateCall:
         for name, value in call.items():

@@ -88,7 +88,12 @@ class EngineCore:
     def invoke(self, function: Callable[[EngineCore], T]) -> Future[T]:
         """Run `function` between two steps, on the loop's thread."""
         done: Future[T] = Future()
-        self._inbox.put(lambda: settle(lambda: function(self), done))
+
+        def work() -> None:
+            if done.set_running_or_notify_cancel():  # else whoever asked has left
+                settle(lambda: function(self), done)
+
+        self._inbox.put(work)
         return done
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ class LocalService:
     """Implements `phloem.interfaces.Service`. Made by `Engine.service()`; usable from any asyncio loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._core = engine, engine.core
+        self._engine = engine
         self.tokenizer: Tokenizer = engine.tokenizer
         self.info: ServiceInfo = engine.core.info
 
@@ -75,4 +75,4 @@ class LocalService:
         return await self._invoke(lambda core: core.drop_hold(name))
 
     async def _invoke(self, function: Callable[[EngineCore], T]) -> T:
-        return await asyncio.wrap_future(self._core.invoke(function))
+        return await asyncio.wrap_future(self._engine.invoke(function))

@@ -267,7 +267,7 @@ class LocalPath:
     def _settle(self) -> None:
         """Tokenise the beginning of a long tail once for all forks, up to where what follows cannot change it."""
         self._begin_tokens()
-        tokens, self._tail = choosing._seam(self._family.tokenizer, self._tokens, self._tail)
+        tokens, self._tail = choosing.seam(self._family.tokenizer, self._tokens, self._tail)
         self._tokens += tokens
 
     def _with_end(self, params: SamplingParams) -> SamplingParams:
