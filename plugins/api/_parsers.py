@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -13,6 +13,7 @@ from phloem.errors import PluginError, RequestError
 from phloem.interfaces import Parser, ParserStream, PluginContext
 from phloem.registry import Registry
 
+from ._guarded import Guarded
 from ._reader import Hidden, Reader
 from ._tools import Toolset
 
@@ -169,10 +170,10 @@ def _build(registry: Registry, choice: Choice, where: str) -> Parser:
             problem = f"parser plugin '{name}' has no such option (known: {known})"
         raise PluginError(f"{where}.{option}: {problem}") from None
     try:
-        parser: Parser = cls(options, PluginContext("parser", name))
+        parser = cls(options, PluginContext("parser", name))
     except Exception as error:
         raise PluginError(f"parser plugin '{name}' failed to start: {type(error).__name__}: {error}") from error
-    return parser
+    return cast("Parser", Guarded(parser, name))
 
 
 def _thinks(parser: Parser, template: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import shouting_parser
 from test_openai_api import events, post, refused
 
 from phloem.config import load_config
@@ -376,6 +377,28 @@ def test_a_parser_of_a_third_party(run: Run) -> None:
     names = {"tools": "shouting_parser:Shouting"}
     message = chat(run, {"tools": TOOLS}, "CALL now!", parsers=names)["choices"][0]["message"]
     assert message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("method", ["constraint", "instructions", "stream", "push", "finish"])
+def test_a_fault_of_a_parser_fails_its_request_and_is_told(
+    run: Run, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("never thought of that")
+
+    owner = shouting_parser.Stream if method in ("push", "finish") else shouting_parser.Shouting
+    monkeypatch.setattr(owner, method, broken)
+    told = f"parser plugin 'shouting_parser:Shouting' failed in {method}: ValueError: never thought of that"
+
+    async def test(client: httpx.AsyncClient, *_: Any) -> None:
+        body: dict[str, Any] = {"messages": USER, "max_tokens": 5, "tools": TOOLS}
+        failed = await client.post("/v1/chat/completions", json=body)
+        assert (failed.status_code, failed.json()["error"]["message"]) == (500, told)
+        streamed = await client.post("/v1/chat/completions", json=body | {"stream": True})
+        assert told in streamed.text
+        assert (await client.post("/v1/chat/completions", json=body | {"tool_choice": "none"})).status_code == 200
+
+    run(test, parsers={"tools": "shouting_parser:Shouting"}, **WIDE)
 
 
 def test_parsers_are_loaded_with_the_api_if_they_are_named() -> None:
