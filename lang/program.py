@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,9 +50,10 @@ class Program:
         """Raises RequestError for a function without an argument for its state."""
         self.func = func
         self.bound = dict(bound or {})
+        self._unbound: Program = self
         self.is_async = inspect.iscoroutinefunction(func)
-        self.__name__ = getattr(func, "__name__", "program")
-        self.__doc__ = func.__doc__
+        self.__name__ = "program"  # of what has no name: a partial
+        functools.update_wrapper(self, func)
         parameters = list(inspect.signature(func).parameters.values())
         if not parameters or parameters[0].kind not in (
             inspect.Parameter.POSITIONAL_ONLY,
@@ -68,6 +70,10 @@ class Program:
     def __repr__(self) -> str:
         return f"<Program {self.__name__}({', '.join(['s', *self.arg_names])})>"
 
+    def __reduce__(self) -> Any:
+        """A module's program is pickled by its name, as functions are: for pools of processes."""
+        return (_bound, (self._unbound, self.bound)) if self._unbound is not self else getattr(self, "__qualname__", "")
+
     def bind(self, **kwargs: Any) -> Program:
         """This program with some arguments set. Raises RequestError for one that it does not have."""
         for name in kwargs:
@@ -75,7 +81,7 @@ class Program:
                 raise RequestError(
                     f"{self.__name__} has no argument {name!r} {did_you_mean(name, self.arg_names)}", param=name
                 )
-        return Program(self.func, {**self.bound, **kwargs})
+        return _bound(self._unbound, {**self.bound, **kwargs})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """With a state as the first argument: go on in that state, and return what the body returns (an `async def`
@@ -221,6 +227,12 @@ class Program:
     def _body(self, run: Run, state: State, call: Call) -> None:
         with run.body():
             state.ret_value = self.func(state, *call.args, **call.kwargs)
+
+
+def _bound(program: Program, arguments: Mapping[str, Any]) -> Program:
+    made = Program(program.func, arguments)
+    made._unbound = program
+    return made
 
 
 def _begin(call: Call, backend: Backend, stream: bool, loop: asyncio.AbstractEventLoop) -> tuple[Run, State]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -124,6 +127,21 @@ def test_programs_bind_and_tell_their_arguments() -> None:
     with pytest.raises(RequestError, match="no argument 'c'"):
         program.bind(c=1)
     assert isinstance(pl.function()(program.func), pl.Program)
+
+
+@pl.function
+def of_module(s: Any, a: int, b: int = 2) -> None:
+    """A program that can be found by its name."""
+
+
+def test_programs_look_like_their_functions_and_travel_to_other_processes() -> None:
+    assert str(inspect.signature(of_module)) == "(s: 'Any', a: 'int', b: 'int' = 2) -> 'None'"
+    assert of_module.__module__ == __name__
+    assert pickle.loads(pickle.dumps(of_module)) is of_module
+    bound = pickle.loads(pickle.dumps(of_module.bind(a=1).bind(b=3)))
+    assert (bound.func, bound.bound) == (of_module.func, {"a": 1, "b": 3})
+    assert copy.deepcopy(of_module) is of_module
+    assert pl.function(functools.partial(of_module.func, b=1)).__name__ == "program"
 
 
 def test_signatures_are_sglangs() -> None:
