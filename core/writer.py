@@ -15,23 +15,23 @@ def write(request: Request, tokens: Sequence[int], logprobs: Sequence[TokenLogpr
         request.tokens.append(token)
         if logprobs is not None:
             request.logprobs.append(logprobs[i])
-        _follow(request, token)
-        _advance_text(request, token)
+        _advance_text(request, token, complete=_follow(request, token))
         if request.finish_reason is not None:
             return
 
 
-def _follow(request: Request, token: int) -> None:
-    """Advance the grammar. One that breaks here, or forbids what its own mask allowed, ends its request."""
+def _follow(request: Request, token: int) -> bool:
+    """Advance the grammar; is it complete? One that breaks, or forbids what its own mask allowed, ends its request."""
     try:
         if request.matcher is None or request.matcher.accept(token) or token in request.stop_ids:
-            return
+            return request.matcher is not None and request.matcher.is_complete()
         request.error = StepError(f"the grammar forbids token {token}, which its mask allowed")
     except Exception as error:
         request.error = error if isinstance(error, PhloemError) else StepError(f"the grammar failed: {error!r}")
+    return False
 
 
-def _advance_text(request: Request, token: int) -> None:
+def _advance_text(request: Request, token: int, *, complete: bool) -> None:
     assert request.text is not None
     ended = token in request.stop_ids
     if not ended or request.params.include_stop:
@@ -46,7 +46,7 @@ def _advance_text(request: Request, token: int) -> None:
         request.stop_reason = request.text.stopped
     elif request.text.error is not None:
         request.finish_reason, request.error = "error", request.text.error
-    elif request.matcher is not None and request.matcher.is_complete():
+    elif complete:
         request.finish_reason = "stop"
     elif request.remaining <= 0:
         request.finish_reason = "length"

@@ -305,6 +305,7 @@ def test_others_run_while_a_constraint_is_compiled(running: Engine) -> None:
         ("!crash", RequestError, "ended its process"),
         ("unreadable", PhloemError, "compiling failed: UnicodeError: what is this"),
         ("broken", StepError, "the grammar failed: ArithmeticError"),
+        ("endless", StepError, "the grammar failed: ArithmeticError"),
     ],
 )
 def test_what_goes_wrong_ends_its_own_call(running: Engine, regex: str, error: type[PhloemError], words: str) -> None:

@@ -26,6 +26,13 @@ class Panic(BaseException):
     """As pyo3 raises it for a library that panics: no Exception."""
 
 
+class UnendingMatcher(ToyMatcher):
+    """Cannot say whether it is complete."""
+
+    def is_complete(self) -> bool:
+        raise ArithmeticError("the end is lost")
+
+
 class BrokenMatcher(ToyMatcher):
     """Cannot be copied in the engine, though it could where it was compiled."""
 
@@ -120,6 +127,8 @@ class Wild(ToyGrammar):
         made = super().matcher(constraint, compiled)
         if constraint.value == "broken":
             made.__class__ = BrokenMatcher
+        elif constraint.value == "endless":
+            made.__class__ = UnendingMatcher
         elif constraint.value == "slow":
             made.__class__ = SlowMatcher
         elif constraint.value == "unreadable" and IN_ENGINE:
