@@ -11,6 +11,7 @@ from phloem.constraint import Constraint
 from phloem.errors import RequestError
 
 from ._report import Node, Support
+from ._width import bounded
 
 WHITESPACE = r"[ \n\r\t]{1,4}"  # the most at one place under `flexible`
 MAX_OPTIONAL = 800  # optional properties of one object: each is four items of a row that a mask walks, in 30 ms
@@ -114,6 +115,7 @@ class _Rewriter:
                 self._check_written(list(value) if key == "properties" else value)
             if key == "pattern" and isinstance(value, str):
                 self._check_written(_spelled(value))
+                bounded(value, self.kind)
             if key in _NAMED and isinstance(value, dict):
                 exact[key] = {name: self.any(item, depth + 2) for name, item in value.items()}
             else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from phloem.errors import RequestError
-
 from ._json_regex import CHAR
 from ._regex import _Part, _Reader
+from ._width import check
 
 _PLAIN = r'[^"\\\x00-\x1f]'
 _ESCAPED = ['"', "\\", "/", "\b", "\f", "\n", "\r", "\t"]
@@ -24,12 +23,9 @@ _CLASSES = {
 def pattern_regex(pattern: str, param: str, where: str) -> str:
     """What may stand between the quotes, in the syntax of Rust's `regex` crate: the value has a match somewhere.
 
-    Raises RequestError(param=param) for what is no pattern, and for one that a finite automaton cannot follow.
+    Raises RequestError(param=param) for what is no pattern, one of a huge piece, and one that no automaton can follow.
     """
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RequestError(f"{where}not a regular expression: {error}", param=param) from None
+    check(pattern, param, where)
     return f"(?:{_StringReader(pattern, param, where).alternatives().rust})"
 
 

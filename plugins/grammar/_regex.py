@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from phloem.errors import RequestError
 
+from ._width import check
+
 MAX_NESTING = 100  # of groups; the library's own limit is 250
 # What Python's classes hold: `str.isalnum` is letters and numbers, without the marks that Rust's \w has; `str.isspace`
 # has the four separators U+001C to U+001F besides.
@@ -53,13 +55,10 @@ class _Part(NamedTuple):
 def translate(pattern: str, param: str, where: str = "") -> Translation:
     """The language of `re.fullmatch(pattern, text)`. Called once per pattern, when a grammar is compiled.
 
-    Raises RequestError(param=param) with the position for what is no pattern, or none that a finite automaton can
-    follow. `where` comes before the message: the place of the pattern in what was given.
+    Raises RequestError(param=param) with the position for what is no pattern, a huge one, or none that a finite
+    automaton can follow. `where` comes before the message: the place of the pattern in what was given.
     """
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise RequestError(f"{where}not a regular expression: {error}", param=param) from None
+    check(pattern, param, where)
     reader = _Reader(pattern, param, where)
     rust = reader.alternatives().rust
     return Translation(f"(?{reader.flags}:{rust})", f"(?s{'i' * reader.folded}:{'|'.join(reader.atoms or ['(?!)'])})")

@@ -25,15 +25,13 @@ from ._ebnf_regex import matching
 from ._schema_support import support
 from ._schema_writer import written
 from ._shortest import shortest
+from ._width import LONGEST
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, GrammarMatcher, TokenizerInfo
 
 if find_spec("xgrammar") is None:
     raise ImportError("xgrammar is not installed", name="xgrammar")
-
-
-_LONGEST = 100_000  # characters that a rule may force: the library collects them all
 
 
 class XGrammarOptions(BaseModel):
@@ -146,7 +144,7 @@ class XGrammar:
                 raise  # the process knows what that means
             text = re.sub(r"^\[[^\]]*\] \S+: ", "", str(error).strip())
             raise RequestError(f"{constraint.kind} is not valid: {text[:400]}", param=constraint.kind) from None
-        if (least := max(shortest(str(compiled.grammar)).values())) > _LONGEST:
+        if (least := max(shortest(str(compiled.grammar)).values())) > LONGEST:
             problem = "no text ever ends" if least == math.inf else f"the shortest text has {least:.0f} characters"
             raise RequestError(f"{constraint.kind}: {problem} under one of its rules", param=constraint.kind)
         data = compiled.serialize_json().encode()

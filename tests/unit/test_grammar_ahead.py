@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from phloem.constraint import Constraint
+from phloem.errors import RequestError
 from phloem.interfaces import PluginContext
 from phloem.plugins.grammar.llguidance import LLGuidance
 from phloem.plugins.grammar.xgrammar import XGrammar
@@ -30,8 +32,12 @@ class Counted:
         return getattr(self.inner, name)
 
 
+def plugin_context() -> PluginContext:
+    return PluginContext("grammar", "", model=TOY_SPEC, tokenizer=toy_tokenizer())
+
+
 def matcher(backend: Any, pattern: str) -> Any:
-    plugin = backend(backend.Options(), PluginContext("grammar", "", model=TOY_SPEC, tokenizer=toy_tokenizer()))
+    plugin = backend(backend.Options(), plugin_context())
     constraint = Constraint(kind="regex", value=pattern)
     return plugin.matcher(constraint, plugin.compile(constraint))
 
@@ -83,3 +89,19 @@ def test_on_random_walks_it_tells_what_a_new_matcher_tells(backend: Any, call: s
             one.rollback(1)
         if rng.random() < 0.2:
             one = one.fork()
+
+
+@pytest.mark.parametrize("pattern", ["(c{1000}){1000}", "b|(c{1000}){1000}", "b(a|(c{1000}d){1000})?"])
+def test_text_that_would_be_huge_is_refused_wherever_it_stands(pattern: str) -> None:
+    """The first walk over it would hold up the engine for seconds, in the middle of an answer."""
+    schema = Constraint(kind="json_schema", value=json.dumps({"type": "string", "pattern": f"^({pattern})$"}))
+    backends: list[tuple[Any, tuple[Any, ...]]] = [(XGrammar, ("regex",)), (LLGuidance, ("regex", "json_schema"))]
+    for backend, refused in backends:
+        plugin = backend(backend.Options(), plugin_context())
+        for kind in refused:
+            constraint = schema if kind == "json_schema" else Constraint(kind="regex", value=pattern)
+            with pytest.raises(RequestError, match="the shortest text") as caught:
+                plugin.compile(constraint)
+            assert caught.value.param == kind
+    ((_, why),) = XGrammar(XGrammar.Options(), plugin_context()).unenforced(schema)
+    assert "the shortest text" in why
