@@ -175,10 +175,15 @@ def _text(message: Message, where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
+def _no_json(name: str) -> None:
+    """NaN and the infinities: Python reads them, JSON has none."""
+    raise ValueError(name)
+
+
 def _arguments(text: str, param: str) -> dict[str, Any]:
     """The arguments of an earlier call."""
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(text or "{}", parse_constant=_no_json)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -506,6 +506,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "JSON object",
     ),
     (
+        told(tool_calls=[CALL | {"function": {"name": "f", "arguments": '{"a": NaN}'}}]),
+        "messages[1].tool_calls[0].function.arguments",
+        "JSON object",
+    ),
+    (
         told(tool_calls=[CALL | {"function": {"name": "f", "arguments": {}}}]),
         "messages[1].tool_calls[0].function.arguments",
         "valid string",
