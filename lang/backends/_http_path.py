@@ -253,6 +253,8 @@ class HttpPath:
         if self._closed:
             return
         self._closed = True
+        while self._sending:  # by one who was cancelled meanwhile: it may be making the state that is to be dropped
+            await asyncio.wait(self._sending)
         with contextlib.suppress(PhloemError):  # gone already, or nobody there who could keep it
             for split in [item for item in self._waiting if isinstance(item, Split) and item.due]:
                 await self.sync(until=split)

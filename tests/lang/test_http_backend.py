@@ -249,6 +249,20 @@ def test_a_cancelled_branch_frees_the_server_and_leaves_the_others(remote: HttpB
     lang_server.until(lambda: lang_server.metrics()["phloem_requests_running"] == 0)
 
 
+def test_a_body_that_raises_at_once_leaves_no_state(remote: HttpBackend, lang_server: Live) -> None:
+    """Its branch is cancelled while the server makes the state: whose id must still come to be dropped."""
+
+    @pl.function
+    def program(s: pl.State, i: int) -> None:
+        s += f"{i}" + pl.gen("x", max_tokens=2)
+        raise ValueError(i)
+
+    found = program.run_batch([{"i": i} for i in range(60)], backend=remote)
+    assert all(isinstance(state.error(), ValueError) for state in found)
+    time.sleep(0.5)  # for what might still come
+    assert states(lang_server) == 0
+
+
 def test_errors_keep_their_kind_and_name_the_server(remote: HttpBackend) -> None:
     @pl.function
     def program(s: pl.State, **params: Any) -> None:
