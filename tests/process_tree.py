@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 
@@ -28,10 +28,13 @@ def descendants(of: int) -> dict[int, int]:
     return {pid: table[pid][2] for pid in found - {of}}
 
 
-def computing(of: int) -> list[int]:
-    """Processes at work on a constraint: an engine's compile processes fork for each, and compute nothing else."""
+def computing(of: int, others: Collection[int] = ()) -> list[int]:
+    """Processes at work on a constraint: an engine's compile processes fork for each, and compute nothing else.
+
+    `others` are children that are no compile processes: servers of other tests, say.
+    """
     table = processes()
-    own = {pid for pid, (parent, *_) in table.items() if parent == of}
+    own = {pid for pid, (parent, *_) in table.items() if parent == of} - set(others)
     return [pid for pid, (parent, state, _) in table.items() if parent in own and state == "R"]
 
 

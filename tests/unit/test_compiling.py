@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +33,19 @@ class Rig:
     """A pool over the wild backend, and its answers in the order in which they come."""
 
     def __init__(self, timeout_s: float = 20.0, use: str = f"{WILD}:Wild") -> None:
+        self._others = set(descendants(os.getpid()))
         choices, tokenizer = [Choice("wild", use)], toy_tokenizer()
         setup = Setup(choices, TokenizerData(tokenizer._backend.to_str()), TOY_SPEC, MEMORY, timeout_s)
         self.pool = Compilers(setup, build_backends(choices, TOY_SPEC, tokenizer), 1)
         self.answers: queue.SimpleQueue[Compiled | Answer] = queue.SimpleQueue()
+
+    def processes(self) -> dict[int, int]:
+        """Those below this one that were not there before, and their CPU ticks."""
+        return {pid: ticks for pid, ticks in descendants(os.getpid()).items() if pid not in self._others}
+
+    def computing(self) -> list[int]:
+        """Those at work on a constraint."""
+        return computing(os.getpid(), self._others)
 
     def submit(self, regex: str) -> Job:
         job = Job(("wild",), Constraint(kind="regex", value=regex), self.answers.put)
@@ -107,8 +117,8 @@ def niceness(pid: int) -> int:
 def test_a_long_compilation_gives_way_to_the_engine(rig: Rig) -> None:
     job = rig.submit("!backtrack")
     try:
-        until(lambda: computing(os.getpid()) != [])
-        [pid] = computing(os.getpid())
+        until(lambda: rig.computing() != [])
+        [pid] = rig.computing()
         until(lambda: niceness(pid) == 19, 60)
         assert os.sched_getscheduler(pid) == os.SCHED_IDLE
         parent = processes()[pid][0]
@@ -147,19 +157,23 @@ def test_each_constraint_has_a_second_of_its_own_whatever_others_have_spent() ->
     try:
         for _ in range(3):
             rig.submit("!backtrack")  # a second each, of two that all share
-        until(lambda: len(nicest()) == 2 and set(nicest()) == {19}, 120)
+        until(lambda: len(nicest(rig)) == 2 and set(nicest(rig)) == {19}, 120)
         rig.submit("!spin a")
         seen: set[int] = set()
-        until(lambda: bool(seen.update(nicest()[:1]) or not rig.answers.empty()), 60)
+        until(lambda: bool(seen.update(nicest(rig)[:1]) or not rig.answers.empty()), 60)
         assert isinstance(rig.next(), Compiled)
         assert 10 in seen
     finally:
         rig.pool.close()
 
 
-def nicest() -> list[int]:
+def nicest(rig: Rig) -> list[int]:
     """The niceness of what computes, the least first."""
-    return sorted(niceness(pid) for pid in computing(os.getpid()))
+    found = []
+    for pid in rig.computing():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            found.append(niceness(pid))
+    return sorted(found)
 
 
 def test_a_process_waits_for_threads_that_a_constructor_started() -> None:
@@ -196,16 +210,16 @@ def test_what_libraries_print_or_read_does_not_reach_the_pipes(rig: Rig) -> None
 
 def test_a_process_killed_while_idle_is_replaced_and_no_job_fails(rig: Rig) -> None:
     rig.compiled("a")
-    [worker] = descendants(os.getpid())
+    [worker] = rig.processes()
     os.kill(worker, signal.SIGKILL)
     assert rig.compiled("b").size == 1
-    assert worker not in descendants(os.getpid())
+    assert worker not in rig.processes()
 
 
 def test_a_job_killed_from_outside_fails_alone(rig: Rig) -> None:
     rig.submit("!backtrack")
-    until(lambda: len(descendants(os.getpid())) == 2)
-    os.kill(max(descendants(os.getpid())), signal.SIGKILL)
+    until(lambda: len(rig.processes()) == 2)
+    os.kill(max(rig.processes()), signal.SIGKILL)
     answer = rig.next()
     assert isinstance(answer, Answer)
     assert answer.error is not None
@@ -224,7 +238,7 @@ def test_too_slow_is_killed_in_time_and_no_verdict() -> None:
         assert (answer.verdict, answer.timeout) == (False, True)
         assert time.monotonic() - begin < 10
         assert rig.compiled("a").size == 1
-        until(lambda: computing(os.getpid()) == [], 5)
+        until(lambda: rig.computing() == [], 5)
     finally:
         rig.pool.close()
 
@@ -245,13 +259,13 @@ def test_time_is_the_constraint_s_own_unless_it_takes_far_too_long() -> None:
 def test_no_cpu_is_used_one_second_after_giving_up(rig: Rig) -> None:
     """what-breaks: a constraint that nobody waits for any more goes on burning a core."""
     job = rig.submit("!backtrack")
-    until(lambda: computing(os.getpid()) != [])
+    until(lambda: rig.computing() != [])
     job.give_up()
     assert isinstance(rig.next(), Answer)
     time.sleep(1)
-    before = descendants(os.getpid())
+    before = rig.processes()
     time.sleep(0.5)
-    after = descendants(os.getpid())
+    after = rig.processes()
     assert sum(after.values()) - sum(before.values()) <= 1
     assert len(after) == 1  # the process itself, its imports kept
     assert rig.compiled("a").size == 1
@@ -275,9 +289,9 @@ def test_giving_up_at_any_moment_harms_no_other_job(rig: Rig) -> None:
 
 def test_idle_processes_use_no_cpu(rig: Rig) -> None:
     rig.compiled("a")
-    before = descendants(os.getpid())
+    before = rig.processes()
     time.sleep(0.5)
-    assert descendants(os.getpid()) == before
+    assert rig.processes() == before
 
 
 def test_closing_kills_what_is_under_way() -> None:
