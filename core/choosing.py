@@ -6,6 +6,8 @@ choice has won. The methods follow the documented semantics of SGLang's `choices
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,6 +41,14 @@ class Choice:
 
     index: int
     scores: list[float]
+
+    def drawn(self, temperature: float) -> int:
+        """The winner, or above temperature 0 a choice drawn with probabilities softmax(scores / temperature)."""
+        if temperature <= 0:
+            return self.index
+        best = max(self.scores)
+        weights = [math.exp((score - best) / temperature) for score in self.scores]
+        return random.choices(range(len(weights)), weights)[0]
 
 
 def encode_after(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from phloem.choosing import METHODS, choose
@@ -39,7 +37,7 @@ async def scored_by_echo(
         if bare is None:
             return None
     chosen = choose(method, scores, bare)
-    index = chosen.index if temperature == 0.0 else draw(chosen.scores, temperature)
+    index = chosen.drawn(temperature)
     return Selection(index, choices[index], chosen.scores, scores, {"method": method})
 
 
@@ -47,13 +45,6 @@ def agreement(one: Sequence[str], other: Sequence[str]) -> int:
     """How many elements (characters, tokens) two sequences have in common from their start."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def draw(scores: Sequence[float], temperature: float) -> int:
-    """A place, with probabilities softmax(scores / temperature)."""
-    top = max(scores)
-    weights = [math.exp((score - top) / temperature) for score in scores]
-    return random.choices(range(len(scores)), weights)[0]
 
 
 async def _bare(echo: Echo, alone: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]] | None:

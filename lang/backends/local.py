@@ -7,7 +7,6 @@ run's calls carry makes them wait for each other's prefixes.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,13 +19,13 @@ import msgspec
 from phloem import choosing
 from phloem.engine import Engine
 from phloem.errors import AbortedError, RequestError
+from phloem.growing import Growing
 from phloem.interfaces import Service
 from phloem.messages import GenerateCall
 from phloem.params import SamplingParams
-from phloem.results import Collector, Output, Result
+from phloem.results import Collector, Result
 
 from ..roles import Roles, roles_of
-from ._scoring import draw
 from .base import Generation, Path, Selection
 
 CAPABILITIES = frozenset(
@@ -73,13 +72,13 @@ class LocalBackend:
 
     async def flush_cache(self) -> None:
         """Drop what is cached and not in use."""
-        await asyncio.to_thread(self.engine.flush_cache)  # which, unlike the service, refuses when it is closed
+        await self.service.flush_cache()
 
     async def info(self) -> dict[str, Any]:
         """The model and the engine's counters."""
         info = self.service.info
         model = {"model_name": info.model_name, "model_path": info.model_path}
-        return model | {"max_total_tokens": info.max_total_tokens, "stats": await asyncio.to_thread(self.engine.stats)}
+        return model | {"max_total_tokens": info.max_total_tokens, "stats": await self.service.stats()}
 
     async def aclose(self) -> None:
         """`close`."""
@@ -137,15 +136,13 @@ class Family:
 
 
 class LocalPath:
-    """One branch: `tokens`, and behind them `tail`, text that is not tokenised yet."""
+    """One branch."""
 
     def __init__(self, family: Family, parent: LocalPath | None = None) -> None:
         self._family = family
-        self._tokens: list[int] = list(parent._tokens) if parent is not None else []
-        self._tail: str = parent._tail if parent is not None else ""
+        self._text: Growing = parent._text.copy() if parent is not None else Growing()
         self._messages: list[dict[str, str]] = list(parent._messages) if parent is not None else []
         self._open: tuple[str, str] | None = parent._open if parent is not None else None  # role, content
-        self._templated: bool = parent._templated if parent is not None else False
         self._hold = family.name()
         self._holding = False
 
@@ -153,18 +150,19 @@ class LocalPath:
 
     def append(self, text: str) -> None:
         """Add text."""
-        self._tail += text
+        self._text.tail += text
         self._joined(text)
 
     def begin(self, role: str) -> str:
         """Open a message."""
         roles = self._family.backend.roles
-        if self._messages or not (self._tokens or self._tail):
+        if self._messages or not (self._text.tokens or self._text.tail):
             text = roles.begin(self._messages, role)
-            self._templated = self._templated or (not self._messages and not roles.plain)
+            # a chat format writes its own beginning
+            self._text.raw = self._text.raw or (not self._messages and not roles.plain)
         else:
             text = roles.begin_after_text(role, self._family.tokenizer.special_tokens.get("bos_token", ""))
-        self._tail += text
+        self._text.tail += text
         self._open = role, ""
         return text
 
@@ -173,7 +171,7 @@ class LocalPath:
         text = self._family.backend.roles.end(self._messages, role)
         content = self._open[1] if self._open is not None else ""
         self._messages.append({"role": role, "content": content})
-        self._tail += text
+        self._text.tail += text
         self._open = None
         return text
 
@@ -197,16 +195,14 @@ class LocalPath:
         result = collector.result
         if result.finish_reason == "abort":
             raise AbortedError("the generation was aborted", hint="the engine is closing, or the call was cancelled")
-        kept, rest = self._kept(result.outputs[0], params)
-        self._tokens, self._tail = [*prompt, *kept], rest
+        ends = {*self._family.service.info.spec.eos_token_ids, *params.stop_token_ids}
+        self._text.generated(self._family.tokenizer, result.outputs[0], params, ends)
         self._joined(result.text)
         return self._generation(result, params)
 
     async def select(self, choices: Sequence[str], method: str, temperature: float = 0.0) -> Selection:
         """Score all choices in one call; `unconditional_likelihood_normalized` needs one more per first token."""
-        self._begin_tokens()
-        tokenizer = self._family.tokenizer
-        joint = choosing.join(tokenizer, self._tokens, self._tail, choices)
+        joint = self._text.joint(self._family.tokenizer, choices)
         scores, meta = await self._family.score(joint.prompt, joint.continuations, **self._declared())
         bare = None
         if method == "unconditional_likelihood_normalized":
@@ -214,14 +210,14 @@ class LocalPath:
             results = [(await self._family.score(one.prompt, one.score))[0] for one in calls]
             bare = choosing.unconditional(joint.continuations, calls, results)
         chosen = choosing.choose(method, scores, bare)
-        index = chosen.index if temperature == 0.0 else draw(chosen.scores, temperature)
-        self._tokens, self._tail = [*joint.prompt, *joint.continuations[index]], ""
+        index = chosen.drawn(temperature)
+        self._text.chosen(joint, index)
         self._joined(choices[index])
         return Selection(index, choices[index], chosen.scores, scores, meta)
 
     def fork(self, count: int) -> list[Path]:
         """Branches with this path's tokens and text."""
-        self._settle()
+        self._text.settle(self._family.tokenizer)
         return [LocalPath(self._family, self) for _ in range(count)]
 
     async def commit(self) -> None:
@@ -243,32 +239,12 @@ class LocalPath:
 
     # --- tokens
 
-    def _begin_tokens(self) -> None:
-        """A chat format writes its own beginning: its first token is fixed, so that no other is put before it."""
-        if self._tokens or not self._templated:
-            return
-        tokenizer = self._family.tokenizer
-        ids = tokenizer.encode(self._tail, add_special=False)
-        spelled = tokenizer.token_text(ids[0]) if ids else ""
-        if ids and ids[0] in tokenizer.special_ids and self._tail.startswith(spelled):
-            self._tokens, self._tail = ids[:1], self._tail[len(spelled) :]
-        else:
-            self._tokens, self._tail = ids, ""
-
     def _commit(self) -> list[int]:
         """All text as tokens. Raises RequestError for a state without any."""
-        self._begin_tokens()
-        tokens = [*self._tokens, *choosing.encode_after(self._family.tokenizer, self._tokens, self._tail)]
+        tokens = self._text.commit(self._family.tokenizer)
         if not tokens:
             raise RequestError("the state is empty", hint="append some text before the first gen", param="prompt")
-        self._tokens, self._tail = tokens, ""
         return tokens
-
-    def _settle(self) -> None:
-        """Tokenise the beginning of a long tail once for all forks, up to where what follows cannot change it."""
-        self._begin_tokens()
-        tokens, self._tail = choosing.seam(self._family.tokenizer, self._tokens, self._tail)
-        self._tokens += tokens
 
     def _with_end(self, params: SamplingParams) -> SamplingParams:
         """Inside a message its end stops the generation, also where the model's files do not say so."""
@@ -280,20 +256,6 @@ class LocalPath:
         if not ids or ids[0] not in tokenizer.special_ids or ids[0] in known:
             return params
         return msgspec.structs.replace(params, stop_token_ids=[*params.stop_token_ids, ids[0]])
-
-    def _kept(self, output: Output, params: SamplingParams) -> tuple[list[int], str]:
-        """Tokens of an answer that are its text, and text of it that is only a part of a token."""
-        tokens, tokenizer = output.token_ids, self._family.tokenizer
-        if output.finish_reason != "stop" or not tokens:
-            return tokens, ""
-        if not isinstance(output.stop_reason, str):
-            ends = {*self._family.service.info.spec.eos_token_ids, *params.stop_token_ids}
-            return (tokens[:-1] if tokens[-1] in ends and not params.include_stop else tokens), ""
-        for count in range(len(tokens), 0, -1):
-            text = tokenizer.decode(tokens[:count], params.skip_special_tokens)
-            if output.text.startswith(text):
-                return tokens[:count], output.text[len(text) :]
-        return [], output.text
 
     def _generation(self, result: Result, params: SamplingParams) -> Generation:
         tokenizer, usage = self._family.tokenizer, result.usage

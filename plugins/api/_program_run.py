@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
-from phloem.choosing import METHODS, Choice, bare_calls, choose, unconditional
+from phloem.choosing import METHODS, bare_calls, choose, unconditional
 from phloem.interfaces import Service
 from phloem.messages import Event, GenerateCall, Usage
 from phloem.params import SamplingParams
@@ -20,6 +18,7 @@ from ._program_store import State, Store
 from ._program_text import Added
 from ._prompt import LONG_TEXT
 from ._run import Choice as Answer
+from ._run import total_usage
 from ._sse import DONE, sse
 
 T = TypeVar("T")
@@ -64,11 +63,9 @@ class Runner:
         async with aclosing(events):
             async for event in events:
                 answers[event.index].add(event)
-        usage = answers[0].usage
-        usage.completion_tokens = sum(answer.usage.completion_tokens for answer in answers)
         shown = [self._part(answer) for answer in answers]
         more = {"choices": shown} if params.n > 1 else {}
-        return shown[0] | {"usage": _usage(usage)} | more
+        return shown[0] | {"usage": _usage(total_usage([answers]))} | more
 
     async def chunks(self, state: State, params: SamplingParams, way: Way) -> AsyncGenerator[bytes, None]:
         """The answer in server-sent events."""
@@ -99,9 +96,9 @@ class Runner:
                 results = await asyncio.gather(*(self._score(None, call.prompt, call.score, state) for call in calls))
                 bare = unconditional(joint.continuations, calls, [scored for scored, _ in results])
             chosen = choose(method, scores, bare)
-            index = _drawn(chosen, temperature)
+            index = chosen.drawn(temperature)
             if way.append:
-                state.text.chosen(joint, index, choices[index])
+                state.text.choose(joint, index, choices[index])
             if way.name is not None:
                 state.variables[way.name] = choices[index]
         return {
@@ -180,12 +177,3 @@ def _usage(usage: Usage) -> dict[str, int]:
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
     }
-
-
-def _drawn(chosen: Choice, temperature: float) -> int:
-    """The best choice, or above temperature 0 one drawn with probabilities softmax(scores / temperature)."""
-    if temperature <= 0:
-        return chosen.index
-    best = max(chosen.scores)
-    weights: Sequence[float] = [math.exp((score - best) / temperature) for score in chosen.scores]
-    return random.choices(range(len(weights)), weights)[0]

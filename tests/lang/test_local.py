@@ -14,8 +14,8 @@ import pytest
 
 import phloem.lang as pl
 from phloem import Engine, SamplingParams
+from phloem.choosing import Choice
 from phloem.errors import AbortedError, EngineDeadError, RequestError
-from phloem.lang.backends._scoring import draw
 from phloem.lang.backends.local import LocalBackend, LocalPath
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
@@ -59,7 +59,7 @@ def test_generated_tokens_are_never_tokenised_again(engine: Engine, path: LocalP
         expected = engine.generate(prompt, GREEDY)
         assert (await path.generate(GREEDY)).texts == [expected.text]
         written = [*prompt, *expected.token_ids]
-        assert path._tokens == written
+        assert path._text.tokens == written
         path.append(" many branches")
         assert tokens_of(path)[: len(written)] == written
         assert engine.tokenizer.encode(engine.tokenizer.decode(written), add_special=False) != written
@@ -77,8 +77,8 @@ def test_after_a_stop_the_state_holds_the_text_and_no_more(engine: Engine, path:
         path.append("When in the course of ")
         before = tokens_of(path)
         made = await path.generate(params)
-        decoded = engine.tokenizer.decode(path._tokens[len(before) :])
-        assert decoded + path._tail == made.texts[0]
+        decoded = engine.tokenizer.decode(path._text.tokens[len(before) :])
+        assert decoded + path._text.tail == made.texts[0]
         assert made.meta[0]["stop_reason"] in params.stop or made.meta[0]["finish_reason"] == "length"
         await path.close()
 
@@ -96,7 +96,7 @@ def test_text_is_tokenised_as_a_whole_between_results(engine: Engine) -> None:
         (child,) = root.fork(1)
         child.append(text[1703:])
         assert isinstance(child, LocalPath)
-        assert len(child._tokens) > 100  # tokenised once for all forks
+        assert len(child._text.tokens) > 100  # tokenised once for all forks
         assert tokens_of(child) == engine.tokenizer.encode(text)
 
     asyncio.run(main())
@@ -230,7 +230,7 @@ def test_a_select_with_temperature_draws_by_its_scores(engine: Engine) -> None:
     scores = state.get_meta_info("x")["scores"]
     weights = [math.exp(score / 4.0) for score in scores]
     expected = [300 * weight / sum(weights) for weight in weights]
-    drawn = [draw(scores, 4.0) for _ in range(300)]
+    drawn = [Choice(0, scores).drawn(4.0) for _ in range(300)]
     counts = [drawn.count(index) for index in range(3)]
     assert sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True)) < 18.4
 

@@ -34,7 +34,7 @@ SERVICE = {
 }
 # What programs need (choices, scoring, holds) stands apart likewise: the loop calls it at a few places only.
 PROGRAM_LINES = 350
-PROGRAM = {f"core/{name}.py" for name in ("choosing", "scoring", "holds", "siblings")}
+PROGRAM = {f"core/{name}.py" for name in ("choosing", "growing", "scoring", "holds", "siblings")}
 FILE_LINES = 450
 FUNCTION_LINES = 60
 PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}
