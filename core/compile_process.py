@@ -126,19 +126,15 @@ class _Compilation:
     def answer(self, late: str | None = None) -> bytes:
         """Kill it. The encoded Answer, whatever has happened."""
         code, data = self.kill(), self._data
-        kind = self.order.constraint.kind
-        what, hint = f"compiling this {kind}", "simplify it, or raise grammar.timeout_s"
         if late is None and len(data) >= 8 and len(data) - 8 == int.from_bytes(data[:8], "little"):
             return bytes(data[8:])
-        if late is None:
+        kind, setting, why = self.order.constraint.kind, "timeout_s", late
+        if why is None:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            hint = "simplify it, or raise grammar.memory"
-            late = f"ended its process ({how}): out of memory, or a fault of the library"
-            return msgspec.msgpack.encode(
-                _refused(self.order.id, RequestError(f"{what} {late}", hint=hint, param=kind))
-            )
-        answer = _refused(self.order.id, RequestError(f"{what} {late}", hint=hint, param=kind))
-        answer.timeout = True
+            setting, why = "memory", f"ended its process ({how}): out of memory, or a fault of the library"
+        hint = f"simplify it, or raise grammar.{setting}"
+        answer = _refused(self.order.id, RequestError(f"compiling this {kind} {why}", hint=hint, param=kind))
+        answer.timeout = late is not None
         return msgspec.msgpack.encode(answer)
 
 

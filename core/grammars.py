@@ -73,8 +73,7 @@ class Grammars:
 
     def ask(self, params: SamplingParams) -> Ticket:
         """A ticket for a request's constraint: settled at once when there is none, or it is kept. RequestError."""
-        within(params, self.section.max_source)
-        constraint = constraint_of(params, self.section.whitespace)
+        constraint = constraint_of(within(params, self.section.max_source), self.section.whitespace)
         if constraint is None:
             return self._settled(None, None)
         names = self._names(params.grammar_backend, constraint)

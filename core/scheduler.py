@@ -45,7 +45,6 @@ class Scheduler:
     policy_error: Exception | None = field(default=None, init=False)  # raised by the policy in this plan; the loop acts
     # Share of the remaining output that admission keeps free; rises when it was too low.
     _reserve: float = field(default=0.3, init=False)
-    _crowded: Request | None = field(default=None, init=False)  # found no room for its continuations in a step
     _plan: Plan = field(default_factory=Plan, init=False)  # the one being made
 
     # --- arrivals and departures
@@ -77,7 +76,7 @@ class Scheduler:
         return self._plan
 
     def _plan_decodes(self) -> None:
-        for request in sorted(self.running, key=lambda request: request is not self._crowded):
+        for request in list(self.running):
             if request.state is State.RUNNING and self._pending(request) == 1 and not self._must_wait(request):
                 self._plan_segment(request)
 
@@ -107,8 +106,10 @@ class Scheduler:
         room = self.limits.max_tokens_per_step - self._plan.rows - count
         slots = self.ledger.available + request.capacity - start - count
         tree: Tree | None = request.scoring.tree(min(room, slots), branches=self.branches)
-        if tree is not None and tree.nodes > room:  # goes first in the next step, where it fits: arrival saw to that
-            self._crowded, tree, count = request, None, count - 1
+        if tree is not None and tree.nodes > room:
+            self.running.remove(request)
+            self.running.insert(0, request)  # first in the next step, where it fits: arrival saw to that
+            tree, count = None, count - 1
         if count and self._make_room(request, start + count + (tree.nodes if tree else 0)):
             draft = tree.draft if tree else None
             self._plan.add(Segment(request, start, count, False, draft, False, tree, request.retractions))

@@ -17,5 +17,7 @@ def shortest_first(ordered: Sequence[Request]) -> list[Request]:
     for request in ordered:
         if request.call.group is not None:
             groups.setdefault(request.call.group, []).append(request)
+    if not groups:
+        return list(ordered)
     queues = {name: iter(sorted(members, key=lambda r: len(r.tokens))) for name, members in groups.items()}
     return [request if (name := request.call.group) is None else next(queues[name]) for request in ordered]

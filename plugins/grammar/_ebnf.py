@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from phloem.errors import RequestError
 
@@ -12,8 +11,7 @@ from . import _json_regex as rx
 from ._ebnf_regex import Writer, counted_in_json, found_in_json, generated
 from ._notation import Facets, Layout, Notation
 from ._string_automaton import Product, product
-
-_parser: Any = re._parser  # type: ignore[attr-defined]  # knows how wide a match is
+from ._width import span
 
 _LABEL = "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){0,2}"  # at most 62 of 63 characters, and no two hyphens together
 _NAME = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
@@ -78,7 +76,7 @@ class Ebnf(Notation):
             return f'"\\""{whole}"\\""'
         patterns = [pattern] if pattern is not None else []
         if form is not None:
-            low, high = _width(self.formats[form])
+            low, high = span(self.formats[form])
             if least <= low and (most is None or high <= most) and not patterns:
                 return super().text(Facets(format=form), param, where)
             patterns.append(f"^(?:{self.formats[form]})$")
@@ -170,12 +168,6 @@ class Ebnf(Notation):
 
 
 _WORDS = '"true" | "false" | "null"'
-
-
-def _width(pattern: str) -> tuple[int, int]:
-    """Fewest and most characters of what matches."""
-    low, high = _parser.parse(pattern).getwidth()
-    return int(low), int(high)
 
 
 def _escaped(char: str) -> str:

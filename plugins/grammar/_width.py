@@ -38,6 +38,12 @@ def bounded(pattern: str, param: str, where: str = "") -> None:
         todo += [inner for _, argument in piece.data for inner in _pieces(argument)]
 
 
+def span(pattern: str) -> tuple[int, int]:
+    """Fewest and most characters of what a pattern of Python's matches."""
+    low, high = _parser.parse(pattern).getwidth()
+    return int(low), int(high)
+
+
 def _pieces(argument: Any) -> list[Any]:
     if isinstance(argument, (list, tuple)):
         return [piece for one in argument for piece in _pieces(one)]
