@@ -18,6 +18,7 @@ from .errors import ConfigError
 from .executor import Executor, SplitAttention
 from .filters import needs_tokens
 from .grammars import Grammars
+from .holds import Holds
 from .hooks import ObserverSet
 from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
@@ -61,10 +62,8 @@ def build_parts(config: Config) -> Parts:
     group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(model.spec.layers))]
     kv = KVStore(model.spec, [memory.tokens] * len(groups), group_of, _DTYPES[model.spec.dtype], device)
     limits, limit = config.schedule, memory.max_total_tokens
-    ledger = Ledger(
-        cache, pools, kv, rows=limits.max_running, context=limit, shares="sharing" in cache.capabilities,
-        hold_slots=int(limits.hold_share * memory.tokens), hold_idle_s=limits.hold_idle_s,
-    )  # fmt: skip
+    holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s)
+    ledger = Ledger(cache, pools, kv, holds, rows=limits.max_running, context=limit)
 
     drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}

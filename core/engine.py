@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 Prompt = str | list[int]
 T = TypeVar("T")
-_OF_CALL: Mapping[str, Any] = {
-    "priority": int, **dict.fromkeys(("salt", "adapter", "routing_key", "group", "hold"), str | None)
-}  # fmt: skip
+_NAMES = ("salt", "adapter", "routing_key", "group", "hold")
+_OF_CALL: Mapping[str, Any] = {"priority": int, **dict.fromkeys(_NAMES, str | None)}
 
 
 class Engine:

@@ -89,8 +89,11 @@ class Holds:
         """Numbers for `Engine.stats`."""
         self.expire()
         return {
-            "count": len(self._named), "tokens": self.tokens, "revoked": self.revoked, "expired": self.expired
-        }  # fmt: skip
+            "count": len(self._named),
+            "tokens": self.tokens,
+            "revoked": self.revoked,
+            "expired": self.expired,
+        }
 
     def check(self) -> None:
         """Verify the count of locked slots against the leases; raises AssertionError."""

@@ -97,6 +97,7 @@ class Cache(Protocol):
     step. Implementations: `phloem.plugins.cache`.
     """
 
+    capabilities: frozenset[str]  # `sharing`: what is published can be matched
     version: int  # changes whenever a match could have changed; lets the scheduler skip re-matching
 
     @classmethod

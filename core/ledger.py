@@ -24,14 +24,12 @@ class Ledger:
     """All slot bookkeeping of the engine. Used by the scheduler, on the loop's thread."""
 
     def __init__(
-        self, cache: Cache, pools: Sequence[SlotPool], kv: KVStore, *, rows: int, context: int, shares: bool,
-        hold_slots: int = 0, hold_idle_s: float = 0.0,
-    ) -> None:  # fmt: skip
-        self.cache = cache
-        self.holds = Holds(cache, hold_slots, idle_s=hold_idle_s)
+        self, cache: Cache, pools: Sequence[SlotPool], kv: KVStore, holds: Holds, *, rows: int, context: int
+    ) -> None:
+        self.cache, self.holds = cache, holds
         self.pools = tuple(pools)
         self.kv = kv
-        self.shares = shares  # the cache promises that a published prefix can be matched
+        self.shares = "sharing" in cache.capabilities  # it promises that a published prefix can be matched
         self.page_size = pools[0].page_size
         self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
         self.evicted = 0

@@ -43,3 +43,12 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.01)
+
+
+def idle(of: int) -> bool:
+    """Nothing below a process computes: no constraint is worked on, and half a second costs a tick of CPU at most."""
+    if computing(of):
+        return False
+    before = descendants(of)
+    time.sleep(0.5)
+    return sum(descendants(of).values()) - sum(before.values()) <= 1

@@ -1,4 +1,4 @@
-"""One server for all tests that need one: a start costs more than what they do with it."""
+"""What tests of the language share: a model, one server (a start costs more than what is done with it), a backend."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from live import Live
+from scripted import Scripted
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +22,12 @@ def lang_server(lang_model: Path) -> Iterator[Live]:
     with Live(lang_model) as server:
         yield server
         server.until(server.all_slots_back)
+
+
+@pytest.fixture
+def backend() -> Iterator[Scripted]:
+    """A backend on which nothing may be left when the test has ended."""
+    made = Scripted()
+    yield made
+    assert made.open == 0
+    assert made.running == 0

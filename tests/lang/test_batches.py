@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,6 @@ from scripted import Scripted
 import phloem.lang as pl
 from phloem import Engine
 from phloem.errors import RequestError
-
-
-@pytest.fixture
-def backend() -> Iterator[Scripted]:
-    """A backend on which nothing may be left when the test has ended."""
-    made = Scripted()
-    yield made
-    assert made.open == 0
-    assert made.running == 0
 
 
 @pl.function

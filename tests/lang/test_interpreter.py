@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +15,6 @@ from scripted import Scripted
 import phloem.lang as pl
 from phloem.errors import AbortedError, ConfigError, RequestError
 from phloem.lang import session as sessions
-
-
-@pytest.fixture
-def backend() -> Iterator[Scripted]:
-    """A backend on which nothing may be left when the test has ended."""
-    made = Scripted()
-    yield made
-    assert made.open == 0
-    assert made.running == 0
 
 
 def test_text_gens_and_variables_come_in_order(backend: Scripted) -> None:

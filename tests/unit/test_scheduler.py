@@ -9,6 +9,7 @@ import torch
 
 from phloem.config_sections import ScheduleSection
 from phloem.drafts import Draft
+from phloem.holds import Holds
 from phloem.interfaces import PluginContext
 from phloem.ledger import Ledger
 from phloem.messages import GenerateCall
@@ -38,8 +39,8 @@ class Bench:
         budgets = {"max_tokens_per_step": 256, "chunk": 64, "max_running": 8, "max_waiting": 100_000, **limits}
         chosen = Lpm(Lpm.Options(max_overtakes=64), context) if policy == "lpm" else Fcfs(Fcfs.Options(), context)
         cached = made(made.Options(), context)
-        shares = cache == "radix"
-        self.ledger = Ledger(cached, [slots], kv, rows=budgets["max_running"], context=pool, shares=shares)
+        holds = Holds(cached, 0, idle_s=0.0)
+        self.ledger = Ledger(cached, [slots], kv, holds, rows=budgets["max_running"], context=pool)
         self.scheduler = Scheduler(
             self.ledger, chosen, ScheduleSection(**budgets), lambda r, n: None, lambda r: False, 0
         )
