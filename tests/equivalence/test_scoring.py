@@ -148,6 +148,31 @@ def test_company(llama: Path, tokens: int, overlap: str) -> None:
         asyncio.run(both())
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_beside_constraints_and_prompt_logprobs(llama: Path, overlap: str) -> None:
+    """Whose rows of logits lie in the same batch: masked and certain ones, those of prompts, those of trees."""
+    pytest.importorskip("llguidance")
+    masked = SamplingParams(max_tokens=20, temperature=0, regex="(a|b)[0-9]{3}, (one|two) and the same again")
+    owed = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0)
+    sections = {"grammar": {"use": "llguidance"}, "spec": [{"use": "grammar"}], "engine": {"overlap": overlap}}
+    with engine(llama, **sections, cache={"tokens": 1024}) as running:
+        plain = [running.generate(text, masked, salt="alone") for text in OTHERS]
+        told = running.generate(PROMPT, owed, salt="alone")
+        expected = running.score(PROMPT, MANY, salt="alone")
+
+        async def together() -> None:
+            calls = [running.agenerate(OTHERS, masked), running.agenerate(PROMPT, owed), running.ascore(PROMPT, MANY)]
+            got, again, scores = await asyncio.gather(*calls)
+            assert [one.token_ids for one in got] == [one.token_ids for one in plain]
+            assert again.token_ids == told.token_ids
+            rows = [[item.logprob for item in one.prompt_logprobs or [] if item] for one in (again, told)]
+            assert_close(rows[:1], rows[1:])
+            assert_close(scores, expected)
+
+        asyncio.run(together())
+        assert running.stats()["accepted_tokens"] > 0
+
+
 @pytest.mark.parametrize(("overlap", "page"), [("off", 1), ("on", 1), ("off", 4), ("on", 4)])
 def test_retracted_or_aborted_after_any_step(llama: Path, overlap: str, page: int) -> None:
     """At every chunk of the prompt and between all passes; a retracted one scores only what is left."""
