@@ -4,8 +4,9 @@ python -m bench.attack [MODEL] [--kind regex,large,distinct,deep] [--rounds 3] [
 
 A server of its own gets short plain requests and ones under W6's schema, at random times that are the same in every
 window. Windows with and without the attacker take turns; the attacker is a process of its own. The target is that p99
-between tokens moves by less than 5 %. The quiet windows say by how much it moves on its own: `noise` is the spread of
-their p99, half of the range in percent of the median.
+between tokens moves by less than 5 %; for `distinct`, whose requests are answered, by no more than beside `plain` ones,
+as many without a constraint. The quiet windows say by how much it moves on its own: `noise` is the spread of their p99,
+half of the range in percent of the median.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.live import Live
 
 CALM_S = 2.0  # after an attack, for what it left to end
 MOST_S = 300.0  # of one attack
+LEAST = 3  # requests expected in a window, without which there may be nothing to compare
 HEAD = (
     "| attack | requests | TTFT p50 ms | p99 | between tokens p50 ms | p99 | p99 moves | noise | attacker's answers |\n"
     "|---|---|---|---|---|---|---|---|---|"
@@ -39,9 +41,9 @@ HEAD = (
 class Attack:
     """An attacker process, from `__enter__` to `__exit__`."""
 
-    def __init__(self, url: str, kind: str, clients: int) -> None:
+    def __init__(self, url: str, kind: str, clients: int, pace: float) -> None:
         self._command = [sys.executable, "-m", "bench.attacker", url, kind, "--clients", str(clients)]
-        self._command += ["--seconds", str(MOST_S)]
+        self._command += ["--pace", str(pace), "--seconds", str(MOST_S)]
         self.answers: Counter[str] = Counter()
         self._next = 0
 
@@ -82,7 +84,7 @@ def row(kind: str, found: Sequence[tuple[Seen, Seen]], answers: Counter[str]) ->
 
 def measure(server: Live, kind: str, work: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """One kind of attack, all rounds."""
-    attack = Attack(server.url, kind, options.clients)
+    attack = Attack(server.url, kind, options.clients, options.pace)
 
     def traffic(_: int) -> Seen:
         now = [renamed(body) for body in work] if options.fresh else work
@@ -110,8 +112,11 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
     parser.add_argument("--fresh", action="store_true", help="no two documents of the traffic have one schema")
     parser.add_argument("--vocabulary", type=int, default=49152, help="of the model: ids of the prompts lie below")
     parser.add_argument("--clients", type=int, default=4, help="of the attacker")
+    parser.add_argument("--pace", type=float, default=8.0, help="the attacker's requests a second, at most")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="SECTION.OPTION=VALUE")
     options = parser.parse_args(arguments)
+    if options.rate * options.seconds < LEAST:
+        parser.error(f"a window needs {LEAST} requests: raise --seconds or --rate")
     sets = ("engine.threads=auto", "engine.check=false", "server.heartbeat_s=1", *options.sets)
     lines, kept = [HEAD], {}
     with Live(options.model, *sets) as server:

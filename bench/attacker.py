@@ -1,7 +1,8 @@
 """Hostile constraints, sent to a server of this machine until standard input ends: python -m bench.attacker URL KIND.
 
-Closed loop, `--clients` at a time, for at most `--seconds`. Every request is new to the server. At the end the
-connections are dropped as they are, and a JSON object counts the answers by status. Used by bench.attack.
+Closed loop, `--clients` at a time and at most `--pace` a second, for at most `--seconds`. Every request is new to the
+server. At the end the connections are dropped as they are, and a JSON object counts the answers by status. Used by
+bench.attack.
 """
 
 from __future__ import annotations
@@ -65,8 +66,19 @@ def deep(number: int) -> str:
     return json.dumps({"json_schema": huge if number % 2 else loop})
 
 
+def plain(number: int) -> str:
+    """No constraint: what as many requests cost by themselves, which is the measure of `distinct`."""
+    return json.dumps({"temperature": 0.0})
+
+
 # By name: the parameters of request `number`, as JSON.
-KINDS: dict[str, Callable[[int], str]] = {"regex": regex, "large": large, "distinct": distinct, "deep": deep}
+KINDS: dict[str, Callable[[int], str]] = {
+    "regex": regex,
+    "large": large,
+    "distinct": distinct,
+    "deep": deep,
+    "plain": plain,
+}
 
 
 def client(host: str, port: int, bodies: Callable[[], bytes], end: float, counts: Counter[str]) -> None:
@@ -90,16 +102,19 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--first", type=int, default=0, help="number of the first request: others are new ones")
+    parser.add_argument("--pace", type=float, default=8.0, help="requests a second, at most")
     options = parser.parse_args()
+    begin = time.monotonic()
     numbers, lock, counts = itertools.count(options.first), threading.Lock(), Counter[str]()
 
     def body() -> bytes:
         with lock:
             number = next(numbers)
+        time.sleep(max(0.0, begin + (number - options.first) / options.pace - time.monotonic()))
         params = KINDS[options.kind](number).removeprefix("{")
         return f'{{"input_ids": [5], "sampling_params": {{"max_tokens": 1, {params}}}'.encode()
 
-    address, end = urlsplit(options.url), time.monotonic() + options.seconds
+    address, end = urlsplit(options.url), begin + options.seconds
     if address.hostname != "127.0.0.1":
         raise SystemExit("only a server of this machine is attacked: http://127.0.0.1:PORT")
     for _ in range(options.clients):

@@ -78,7 +78,7 @@ class Process:
                 raise OSError("the engine is closed")
             # A session of its own: Ctrl-C is the engine's to handle, and killing it reaches what it forked.
             self._popen = subprocess.Popen(
-                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
             )
         self.send(self._setup)
         answer = self.receive()
