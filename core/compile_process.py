@@ -9,7 +9,8 @@ Small constraints never wait for large ones. The engine sends one order at a tim
 idle; what finds no place there is killed and begins again when there is one, so that memory has a bound.
 
 How hard a compilation competes with the engine: as its equal while `_HASTE_S` lasts, which all share and which comes
-back slowly; mildly for the rest of its `_QUICK_S`, which is its own whatever others have spent; then not at all.
+back slowly; hardly for the rest of its `_QUICK_S`, which is its own whatever others have spent; then not at all. On a
+machine with an idle CPU none of this slows it down.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from .tokenizer import Tokenizer
 from .writer import error_info
 
 _QUICK_S, _QUICK_WALL_S = 1.0, 10.0  # a compilation's own seconds of CPU, and seconds, before it is put aside
-_HASTE_S, _HASTE_SHARE = 2.0, 0.01  # seconds of CPU as the engine's equal, at most and regained per second
-_MILD, _LAST = 10, 19  # niceness: a tenth of a contended CPU, a hundredth
+_HASTE_S, _HASTE_SHARE = 1.0, 0.003  # seconds of CPU as the engine's equal, at most and regained per second
+_LAST = 19  # niceness: a hundredth of a contended CPU
 _ASIDE = 2  # compilations that go on aside
 _PATIENCE = 10  # times `timeout_s` on the clock: a machine that is busy is no fault of a constraint
 _TICK_S = 0.05
@@ -70,12 +71,15 @@ def main() -> None:
 class _Compilation:
     """One order, in a process of its own."""
 
-    def __init__(self, setup: Setup, backends: Mapping[str, Grammar], order: Order, out: int) -> None:
+    def __init__(
+        self, setup: Setup, backends: Mapping[str, Grammar], order: Order, out: int, niceness: int = 0
+    ) -> None:
         self.order, self._timeout_s = order, setup.timeout_s
         self._begin, self._data = time.monotonic(), bytearray()
         self.pipe, end = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
+            os.nice(niceness)
             os.close(out)  # else the engine would not see the end of a compile process that was killed
             _compile(end, setup, backends, order)
         os.close(end)
@@ -94,13 +98,13 @@ class _Compilation:
             return self.wall_s
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
-    def slow_down(self, niceness: int) -> None:
-        """All its threads, on Linux; at the last niceness they run on idle CPUs only."""
+    def slow_down(self, *, idle: bool) -> None:
+        """All its threads, on Linux; `idle`: they run on idle CPUs only."""
         tasks = Path(f"/proc/{self._pid}/task")
         for task in [int(entry.name) for entry in tasks.iterdir()] if tasks.exists() else [self._pid]:
             with suppress(OSError):  # the thread has ended
-                os.setpriority(os.PRIO_PROCESS, task, niceness)
-                if niceness == _LAST and hasattr(os, "SCHED_IDLE"):
+                os.setpriority(os.PRIO_PROCESS, task, _LAST)
+                if idle and hasattr(os, "SCHED_IDLE"):
                     os.sched_setscheduler(task, os.SCHED_IDLE, os.sched_param(0))
 
     def read(self) -> bool:
@@ -188,7 +192,7 @@ class _Desk:
                 self._end(one)
 
     def _begin(self, order: Order) -> _Compilation:
-        return _Compilation(self._setup, self._backends, order, self._out)
+        return _Compilation(self._setup, self._backends, order, self._out, 0 if self._haste > _TICK_S else _LAST)
 
     def _watch(self) -> None:
         """What has used up its time ends, or steps aside."""
@@ -200,13 +204,13 @@ class _Desk:
         if (used := quick.cpu_s) >= _QUICK_S or quick.wall_s >= _QUICK_WALL_S:
             self._step_aside(quick)
         elif used >= self._haste:
-            quick.slow_down(_MILD)
+            quick.slow_down(idle=False)
 
     def _step_aside(self, one: _Compilation) -> None:
         self._spend(one)
         self._quick = None
         if len(self._aside) < _ASIDE:
-            one.slow_down(_LAST)
+            one.slow_down(idle=True)
             self._aside.append(one)
         else:
             one.kill()
@@ -222,7 +226,7 @@ class _Desk:
         write_frame(self._out, one.answer(late))
         if self._waiting and len(self._aside) < _ASIDE:
             self._aside.append(self._begin(self._waiting.popleft()))
-            self._aside[-1].slow_down(_LAST)
+            self._aside[-1].slow_down(idle=True)
 
     def _spend(self, quick: _Compilation) -> None:
         self._haste = max(0.0, self._haste - quick.cpu_s)
