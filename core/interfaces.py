@@ -90,6 +90,23 @@ class PoolGroup(NamedTuple):
     layers: tuple[int, ...]
 
 
+class CacheListener(Protocol):
+    """Told what a cache holds, as it changes; `tokens` is the listener's to keep, and `start` is a multiple of a page.
+
+    Called on the loop's thread from inside the cache's methods, where the cache must not be used: quick, and never
+    raising. What is told is an upper bound of what matches: of a cache with windows ask `Cache.peek`.
+    """
+
+    def stored(self, namespace: Namespace, tokens: array[int], start: int) -> None:
+        """`tokens` is a cached prefix now; its tokens from `start` on are new."""
+
+    def removed(self, namespace: Namespace, tokens: array[int], start: int) -> None:
+        """The prefix `tokens` is gone, down to its first `start` tokens, which stay."""
+
+    def cleared(self) -> None:
+        """Everything is gone; what was leased and stays is told anew, by `stored`, right after."""
+
+
 class Cache(Protocol):
     """Kind `cache`. Decides what computed state is kept and shared. Owns the slots it was given by `publish`.
 
@@ -140,6 +157,9 @@ class Cache(Protocol):
 
     def check(self) -> None:
         """Verify internal invariants at any size; raises AssertionError. Tests call it each step."""
+
+    def listen(self, listener: CacheListener) -> None:
+        """Tell `listener` of every change from now on; without a listener nothing is gathered. Call it at start."""
 
     def owned_pages(self) -> list[set[int]]:
         """Per group, the pages the cache owns. Only for `check()`: walks everything."""

@@ -32,11 +32,43 @@ class Holder:
         return self.namespace, self.tokens[:end].tobytes()
 
 
+class Listener:
+    """What the cache says it holds: a view made of what it tells alone, as prefixes of whole pages."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.view: set[Prefix] = set()
+
+    def _told(self, namespace: Namespace, tokens: array[int], start: int) -> set[Prefix]:
+        page = self.page_size
+        assert 0 <= start < len(tokens), f"told of {len(tokens)} tokens from {start} on"
+        assert start % page == len(tokens) % page == 0, f"told of tokens {start} to {len(tokens)}, not whole pages"
+        if start:
+            assert (namespace, tokens[:start].tobytes()) in self.view, "told of a prefix whose start was never told"
+        return {(namespace, tokens[:end].tobytes()) for end in range(start + page, len(tokens) + 1, page)}
+
+    def stored(self, namespace: Namespace, tokens: array[int], start: int) -> None:
+        """New prefixes."""
+        told = self._told(namespace, tokens, start)
+        assert not told & self.view, "told twice of the same prefix"
+        self.view |= told
+
+    def removed(self, namespace: Namespace, tokens: array[int], start: int) -> None:
+        """Prefixes that are gone."""
+        told = self._told(namespace, tokens, start)
+        assert told <= self.view, "told of the end of a prefix that was not there"
+        self.view -= told
+
+    def cleared(self) -> None:
+        """A new start."""
+        self.view.clear()
+
+
 class CacheRig:
     """A cache over small pools. Every method performs an operation and asserts what the protocol says of it.
 
     `known` is the naive model: the prefixes of whole pages that were published and not evicted. `canary[g][slot]` is
-    what was last written to a slot; pages that are free have none.
+    what was last written to a slot; pages that are free have none. `heard` is what a listener was told.
     """
 
     def __init__(self, plugin: type[Any], make: Callable[[PluginContext], Cache], pages: int, page_size: int) -> None:
@@ -47,6 +79,8 @@ class CacheRig:
         self.pools = tuple(SlotPool(pages, page_size) for _ in groups)
         self.cache = make(PluginContext("cache", plugin.__name__, model=spec, pools=self.pools, page_size=page_size))
         self.shares = "sharing" in plugin.capabilities
+        self.heard = Listener(page_size)
+        self.cache.listen(self.heard)
         self.holders: list[Holder] = []
         self.known: set[Prefix] = set()
         self.canary: list[dict[int, Prefix]] = [{} for _ in groups]
@@ -231,6 +265,8 @@ class CacheRig:
                 assert counts.protected == leased, f"{counts.protected} slots protected, {leased} leased"
                 held = len(self.known) * self.page_size
                 assert counts.evictable == held - leased, f"{counts} for {held} distinct slots"
+        if self.shares:
+            assert self.heard.view == self.known, "what a listener was told is not what is cached"
         for (namespace, text), (version, length) in self._looks.items():
             if version == self.cache.version:
                 tokens = array("i", text)

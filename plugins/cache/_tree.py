@@ -189,6 +189,19 @@ class Tree:
             at.hits += 1
             at = at.parent
 
+    @staticmethod
+    def text(node: Node) -> array[int]:
+        """All tokens of the prefix that ends at `node`. O(their number)."""
+        parts = []
+        at: Node | None = node
+        while at is not None:
+            parts.append(at.key)
+            at = at.parent
+        tokens = array("i")
+        for part in reversed(parts):
+            tokens += part
+        return tokens
+
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
         stack: list[Node] = list(self.roots.values())

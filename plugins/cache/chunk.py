@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import IntArray
-from phloem.interfaces import CacheCounts, Lease, Match, PluginContext, PoolGroup, Published
+from phloem.interfaces import CacheCounts, CacheListener, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
 
@@ -95,6 +95,9 @@ class ChunkCache:
     def check(self) -> None:
         """Verify that leases were released at most once each."""
         assert self._leases >= 0, f"{-self._leases} leases were released that were never made"
+
+    def listen(self, listener: CacheListener) -> None:
+        """There is nothing to tell."""
 
     def owned_pages(self) -> list[set[int]]:
         """None."""

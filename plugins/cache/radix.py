@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import IntArray
 from phloem.errors import PluginError
-from phloem.interfaces import CacheCounts, Eviction, Lease, Match, PluginContext, PoolGroup, Published
+from phloem.interfaces import CacheCounts, CacheListener, Eviction, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
 
@@ -57,6 +57,7 @@ class RadixCache:
         self._tree = Tree(context.page_size)
         self._heap = LeafHeap(rule)
         self._leases: set[RadixLease] = set()
+        self._listeners: tuple[CacheListener, ...] = ()
 
     @classmethod
     def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
@@ -120,6 +121,8 @@ class RadixCache:
             key, kept = tokens[node.end : end], mine[node.end : end].astype(np.int32)  # a copy: the caller's may change
             node = self._tree.attach(node, key, kept, self._tree.tick())
             self.version += 1
+            for listener in self._listeners:
+                listener.stored(namespace, self._tree.text(node), node.end - node.tokens)
         longer = self._hold(node)
         self.release(lease)
         return Published(longer, (_gather(node, start),))
@@ -149,6 +152,8 @@ class RadixCache:
                     self._split(node, node.tokens - missing)
                 missing -= node.tokens
                 freed.append(node.slots)
+                for listener in self._listeners:
+                    listener.removed(node.root.namespace, self._tree.text(node), node.end - node.tokens)
                 parent = self._tree.remove(node)
                 if parent.is_candidate:
                     self._heap.offer(parent)
@@ -167,6 +172,14 @@ class RadixCache:
         for node in reversed(doomed):  # children before parents
             self._tree.remove(node)
         self._give_back([node.slots for node in doomed])
+        for listener in self._listeners:
+            listener.cleared()
+            for node in self._tree.nodes():
+                listener.stored(node.root.namespace, self._tree.text(node), node.end - node.tokens)
+
+    def listen(self, listener: CacheListener) -> None:
+        """Tell `listener` of what is stored and removed, node by node."""
+        self._listeners += (listener,)
 
     def check(self) -> None:
         """Verify tree, locks, counts, heap and slots at any size; raises AssertionError naming what is wrong."""

@@ -208,7 +208,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from phloem.batch import IntArray
-from phloem.interfaces import CacheCounts, Lease, Match, PluginContext, PoolGroup, Published
+from phloem.interfaces import CacheCounts, CacheListener, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
 from pydantic import BaseModel, ConfigDict
@@ -271,6 +271,9 @@ class Nothing:
 
     def check(self) -> None:
         """Verify the cache's own invariants."""
+
+    def listen(self, listener: CacheListener) -> None:
+        """Tell it what is stored and removed. With capability `sharing` this is owed."""
 
     def owned_pages(self) -> list[set[int]]:
         """Pages that the cache owns."""

@@ -519,3 +519,49 @@ def test_check_names_the_damage(harm: Callable[[RadixCache, SlotPool], object], 
 def _free_page(pool: SlotPool) -> Any:
     page = min(pool.free_set())
     return np.arange(page * 4, page * 4 + 4, dtype=np.int32)
+
+
+# --- listeners ---
+
+
+class Heard:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, list[int], int]] = []
+
+    def stored(self, namespace: Namespace, tokens: array[int], start: int) -> None:
+        self.log.append(("stored", tokens.tolist(), start))
+
+    def removed(self, namespace: Namespace, tokens: array[int], start: int) -> None:
+        self.log.append(("removed", tokens.tolist(), start))
+
+    def cleared(self) -> None:
+        self.log.append(("cleared", [], 0))
+
+    def take(self) -> list[tuple[str, list[int], int]]:
+        log, self.log = self.log, []
+        return log
+
+
+def test_listeners_hear_what_changes_and_nothing_else() -> None:
+    cache, pool = make()
+    one, two = Heard(), Heard()
+    cache.listen(one)
+    cache.listen(two)
+    put(cache, pool, ids(1, 2, 3, 4))
+    assert one.take() == [("stored", [1, 2, 3, 4], 0)]
+    cache.match(ids(1, 2), 2, HERE)  # a split
+    put(cache, pool, ids(1, 2, 3, 4))  # nothing new
+    assert not one.log
+    put(cache, pool, ids(1, 2, 9))
+    assert one.take() == [("stored", [1, 2, 9], 2)]
+    cache.match(ids(1, 2, 9), 3, HERE)
+    cache.evict(1)
+    assert one.take() == [("removed", [1, 2, 3, 4], 3)], "the tail that went, and no more"
+    lease = begin(cache, ids(1, 2, 9), limit=2)
+    cache.reset()
+    assert one.take() == [("cleared", [], 0), ("stored", [1, 2], 0)]
+    cache.release(lease)
+    assert not one.log
+    assert len(two.log) == 5
