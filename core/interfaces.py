@@ -114,7 +114,7 @@ class Cache(Protocol):
     step. Implementations: `phloem.plugins.cache`.
     """
 
-    capabilities: frozenset[str]  # `sharing`: what is published can be matched
+    capabilities: frozenset[str]  # `sharing`: what is published can be matched; `uses`: it is a `CountsUses`, too
     version: int  # changes whenever a match could have changed; lets the scheduler skip re-matching
 
     @classmethod
@@ -165,8 +165,23 @@ class Cache(Protocol):
         """Per group, the pages the cache owns. Only for `check()`: walks everything."""
 
 
+class CountsUses(Protocol):
+    """What a cache with the capability `uses` has besides."""
+
+    def used(self, lease: Lease, found: int, priority: int) -> None:
+        """A request of this priority leaves the leased path, or is retracted. Called before each release.
+
+        It had found its first `found` tokens here when it started: one hit for each node of these; 0 where that was
+        counted before, or comes later.
+        """
+
+
 class Eviction(Protocol):
-    """Kind `eviction`. Orders evictable leaves: the smallest key goes first. Called when a node becomes a leaf."""
+    """Kind `eviction`. Orders evictable leaves: the smallest key goes first. Called when a node becomes a leaf.
+
+    Capability `ageing` (GreedyDual): keys are numbers, and a node knows the largest that was evicted before its last
+    use, `node.level`. A key of level + worth lets every node go in the end, and those of more worth later.
+    """
 
     def key(self, node: EvictionNode) -> Any:
         """Comparable key of a node; evaluated when the node is pushed on the heap and re-checked when popped."""
@@ -180,11 +195,15 @@ class EvictionNode(Protocol):
     @property
     def created(self) -> int: ...
     @property
-    def hits(self) -> int: ...
+    def hits(self) -> int: ...  # requests that have ended and had found this run here
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int: ...  # of this run
     @property
-    def priority(self) -> int: ...
+    def end(self) -> int: ...  # length of the prefix that ends with it
+    @property
+    def priority(self) -> int: ...  # the highest of the requests that used it
+    @property
+    def level(self) -> float: ...  # see Eviction, capability `ageing`
 
 
 # --- kind "schedule" ---------------------------------------------------------------------------------------------

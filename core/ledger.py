@@ -11,13 +11,14 @@ All lengths on the left of `capacity` may be ragged; `lease.length` and `capacit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
 
 from .holds import Holds
-from .interfaces import Cache
+from .interfaces import Cache, CountsUses
 from .pool import KVStore, SlotPool, SlotTable
-from .request import Request
+from .request import Request, State
 
 
 class Ledger:
@@ -30,6 +31,7 @@ class Ledger:
         self.pools = tuple(pools)
         self.kv = kv
         self.shares = "sharing" in cache.capabilities  # it promises that a published prefix can be matched
+        self._uses: CountsUses | None = cast("CountsUses", cache) if "uses" in cache.capabilities else None
         self.page_size = pools[0].page_size
         self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
         self.evicted = 0
@@ -130,6 +132,9 @@ class Ledger:
         if publish:
             self.publish(request, min(request.computed, len(request.tokens)))
         self.trim(request, request.lease.length)
+        if self._uses is not None:
+            found = request.cached_tokens if request.state is State.FINISHED else None
+            self._uses.used(request.lease, found or 0, request.call.priority)
         if hold is not None and self.shares:
             self.holds.keep(hold, request.lease)
         else:

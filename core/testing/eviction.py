@@ -23,17 +23,26 @@ class FakeEvictionNode:
     created: int = 0
     hits: int = 0
     tokens: int = 1
+    end: int = 1
     priority: int = 0
+    level: float = 0.0
 
 
 def leaves(count: int, seed: int = 0) -> list[FakeEvictionNode]:
     """Leaves of all sorts, extremes among them."""
     rng = random.Random(seed)
-    nodes = [FakeEvictionNode(), FakeEvictionNode(2**62, 2**62, 2**31, 10**6, 100), FakeEvictionNode(priority=-100)]
+    nodes = [
+        FakeEvictionNode(),
+        FakeEvictionNode(2**62, 2**62, 2**31, 10**6, 10**7, 100, 1e9),
+        FakeEvictionNode(priority=-100),
+    ]
     for _ in range(count):
         created = rng.randrange(10**6)
         access = created + rng.randrange(10**6)
-        nodes.append(FakeEvictionNode(access, created, rng.randrange(50), rng.randrange(1, 4096), rng.randrange(-3, 4)))
+        tokens, end = rng.randrange(1, 4096), rng.randrange(4096)
+        node = FakeEvictionNode(access, created, rng.randrange(50), tokens, tokens + end, rng.randrange(-3, 4))
+        node.level = rng.random() * 1e6
+        nodes.append(node)
     return nodes
 
 

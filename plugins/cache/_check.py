@@ -41,6 +41,8 @@ def _check_links(node: Node, page_size: int) -> None:
     assert parent.children.get(page_key(node.key, 0, page_size)) is node, "a node is filed under another page"
     assert node.tokens, "an empty node"
     assert node.tokens % page_size == 0, f"a node of {node.tokens} tokens at page size {page_size}"
+    fallen = parent.parent is None or (parent.hits >= node.hits and parent.priority >= node.priority)
+    assert fallen, "a node was used more, or by a higher priority, than its parent"
     assert node.end == parent.end + node.tokens, f"a node that ends at {node.end} after a parent at {parent.end}"
 
 

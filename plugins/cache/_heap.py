@@ -7,7 +7,7 @@ from typing import Any
 
 from phloem.interfaces import Eviction
 
-from ._tree import Node
+from ._tree import Node, Tree
 
 _SLACK = 64  # stale entries tolerated before a rebuild, however small the heap
 
@@ -18,10 +18,13 @@ class LeafHeap:
     Nothing is taken out when a leaf is locked, gets a child or is used again: an entry is judged when it comes to the
     top. A leaf in use goes (it is offered again when that ends); one whose key has grown goes back with the new key.
     A key that has shrunk is pushed at once, by `offer`, and the older entry turns stale.
+
+    For a rule with the capability `ageing` the tree's level rises to each key that is evicted.
     """
 
-    def __init__(self, rule: Eviction) -> None:
-        self._rule = rule
+    def __init__(self, rule: Eviction, tree: Tree) -> None:
+        self._rule, self._tree = rule, tree
+        self._ages = "ageing" in getattr(rule, "capabilities", ())
         self._entries: list[tuple[Any, int, Node]] = []
         self._pushed = 0  # serial numbers break ties, oldest first, and keep nodes from being compared
         self._live = 0
@@ -60,6 +63,8 @@ class LeafHeap:
                 self._live -= 1
                 heapq.heappop(entries)
                 if node.is_candidate:
+                    if self._ages:
+                        self._tree.level = max(self._tree.level, entry[0])
                     return node
             else:
                 heapq.heappop(entries)

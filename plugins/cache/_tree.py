@@ -19,6 +19,7 @@ from phloem.request import Namespace
 from ._key import PageKey, page_key
 
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
+_UNUSED = -(2**63)  # priority before any request has told its own
 
 
 class Node:
@@ -36,6 +37,7 @@ class Node:
         "hits",
         "key",
         "last_access",
+        "level",
         "locks",
         "parent",
         "priority",
@@ -54,7 +56,8 @@ class Node:
         self.created = now
         self.last_access = now
         self.hits = 0
-        self.priority = 0
+        self.priority = _UNUSED
+        self.level = 0.0
         self.entry: tuple[Any, int, Node] | None = None  # this node's live entry in the eviction heap
 
     @property
@@ -90,6 +93,7 @@ class Tree:
         self.evictable = 0
         self.protected = 0
         self.clock = 0  # logical time: one tick per match, publish and release
+        self.level = 0.0  # what rules with the capability `ageing` evicted last: the heap raises it
 
     def tick(self) -> int:
         """The next logical time."""
@@ -120,6 +124,7 @@ class Tree:
     def attach(self, parent: Node, key: array[int], slots: IntArray, now: int) -> Node:
         """A new unlocked leaf below `parent`, which has no child that starts with the same page."""
         node = Node(parent, key, slots, now)
+        node.level = self.level
         parent.children[page_key(key, 0, self.page_size)] = node
         self.evictable += len(key)
         return node
@@ -137,6 +142,7 @@ class Tree:
         upper.children[page_key(key, at, self.page_size)] = node
         upper.locks = 1 if node.locks else 0
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
+        upper.level = node.level
         node.parent, node.key = upper, key[at:]
         return upper
 
@@ -175,17 +181,32 @@ class Tree:
             at.locks -= 1
             if at.locks:
                 break
-            at.last_access = now
+            at.last_access, at.level = now, self.level
             at = at.parent
         moved = node.end if at is None else node.end - at.end
         self.evictable += moved
         self.protected -= moved
 
     def touch(self, node: Node, now: int) -> None:
-        """Count a match along the path that ends at `node`."""
+        """Refresh the recency of the path that ends at `node`. No use yet: whoever waits looks again and again."""
         at: Node | None = node
         while at is not None:
-            at.last_access = now
+            at.last_access, at.level = now, self.level
+            at = at.parent
+
+    def used(self, node: Node, found: int, priority: int) -> None:
+        """A request of this priority used the path to `node`, of which it had found the first `found` tokens here.
+
+        On every path hits and priorities fall from the root down: O(nodes found), plus those whose priority rises.
+        """
+        at: Node | None = node
+        while at is not None and at.priority < priority:
+            at.priority = priority
+            at = at.parent
+        at = node
+        while at is not None and at.end > found:
+            at = at.parent
+        while at is not None:
             at.hits += 1
             at = at.parent
 

@@ -37,7 +37,7 @@ class RadixCache:
     """
 
     api = 1
-    capabilities: frozenset[str] = frozenset({"sharing"})
+    capabilities: frozenset[str] = frozenset({"sharing", "uses"})
 
     class Options(BaseModel):
         """This cache has no options beside those of the `cache` section itself."""
@@ -55,7 +55,7 @@ class RadixCache:
         self._pool = context.pools[0]
         self._page = context.page_size
         self._tree = Tree(context.page_size)
-        self._heap = LeafHeap(rule)
+        self._heap = LeafHeap(rule, self._tree)
         self._leases: set[RadixLease] = set()
         self._listeners: tuple[CacheListener, ...] = ()
 
@@ -137,6 +137,10 @@ class RadixCache:
             self._heap.offer(node)
         else:
             self._tree.prune(node.root)
+
+    def used(self, lease: Lease, found: int, priority: int) -> None:
+        """Count a use of the leased path; see `CountsUses.used`."""
+        self._tree.used(self._held(lease).node, found, priority)
 
     def evict(self, slots: int, group: int = 0) -> int:
         """Free `slots` slots, rounded up to pages, or all that is evictable if that is less; returns how many.

@@ -210,7 +210,9 @@ def test_a_rule_may_look_at_hits_size_and_age() -> None:
     cache, pool = make(rule=Rule(key))
     put(cache, pool, ids(1, 1))
     put(cache, pool, ids(2, 2))
-    cache.match(ids(1, 1), 2, HERE)
+    lease = begin(cache, ids(1, 1))
+    cache.used(lease, 2, 0)
+    cache.release(lease)
     cache.evict(2)
     assert has(cache, ids(2, 2)) == 0, "the leaf that was never hit goes first"
     assert all(created <= access and tokens == 2 for _, tokens, created, access, _ in seen)
