@@ -159,7 +159,10 @@ class Cache(Protocol):
         """Verify internal invariants at any size; raises AssertionError. Tests call it each step."""
 
     def listen(self, listener: CacheListener) -> None:
-        """Tell `listener` of every change from now on; without a listener nothing is gathered. Call it at start."""
+        """Tell `listener` all that is stored, parents first, and every change from now on.
+
+        One that listens already is told all again. Without a listener nothing is gathered. Walks the tree.
+        """
 
     def owned_pages(self) -> list[set[int]]:
         """Per group, the pages the cache owns. Only for `check()`: walks everything."""

@@ -20,7 +20,7 @@ from ..interfaces import Cache, EvictionNode, PluginContext
 from ..registry import check_contract
 from ..request import Namespace
 from ._cache_history import SALTS, History
-from ._cache_rig import CacheRig
+from ._cache_rig import CacheRig, Listener
 
 
 class OldestFirst:
@@ -235,6 +235,23 @@ class CacheSuite:
         rig.compute(holder, 3 * page_size)
         rig.finish(holder)
         assert rig.look(text, Namespace()) == 3 * page_size
+
+    @pytest.mark.usefixtures("sharing")
+    def test_a_late_listener_hears_what_is_there(self, page_size: int) -> None:
+        """Who begins to listen is told all that is stored, and of what comes; asking again tells all again."""
+        rig = self.rig(page_size)
+        for i in range(6):
+            rig.serve(_text((1 + i % 3) * page_size, first=i % 2), SALTS[i % len(SALTS)])
+        late = Listener(page_size)
+        rig.cache.listen(late)
+        assert late.view == rig.known
+        rig.serve(_text(5 * page_size))
+        rig.evict(2 * page_size)
+        assert late.view == rig.known
+        late.view.clear()
+        rig.cache.listen(late)
+        rig.serve(_text(6 * page_size, first=7))
+        assert late.view == rig.known
 
     @pytest.mark.usefixtures("sharing")
     def test_a_pool_in_pieces_still_serves(self, page_size: int) -> None:

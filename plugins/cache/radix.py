@@ -178,12 +178,14 @@ class RadixCache:
         self._give_back([node.slots for node in doomed])
         for listener in self._listeners:
             listener.cleared()
-            for node in self._tree.nodes():
-                listener.stored(node.root.namespace, self._tree.text(node), node.end - node.tokens)
+            self.listen(listener)
 
     def listen(self, listener: CacheListener) -> None:
-        """Tell `listener` of what is stored and removed, node by node."""
-        self._listeners += (listener,)
+        """Tell `listener` of what is stored now, and from now on of what is stored and removed, node by node."""
+        if listener not in self._listeners:
+            self._listeners += (listener,)
+        for node in self._tree.nodes():
+            listener.stored(node.root.namespace, self._tree.text(node), node.end - node.tokens)
 
     def check(self) -> None:
         """Verify tree, locks, counts, heap and slots at any size; raises AssertionError naming what is wrong."""

@@ -273,7 +273,7 @@ class Nothing:
         """Verify the cache's own invariants."""
 
     def listen(self, listener: CacheListener) -> None:
-        """Tell it what is stored and removed. With capability `sharing` this is owed."""
+        """Tell it what is stored, then what is stored and removed. With capability `sharing` this is owed."""
 
     def owned_pages(self) -> list[set[int]]:
         """Pages that the cache owns."""
