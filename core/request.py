@@ -105,6 +105,12 @@ class Request:
         return self.tokens[self.prompt_len :].tolist()
 
     @property
+    def match_limit(self) -> int:
+        """Most tokens a match may cover: the last one is always run; none while prompt logprobs are owed."""
+        owes_logprobs = self.params.prompt_logprobs is not None and not self.prompt_logprobs_done
+        return 0 if owes_logprobs else len(self.tokens) - 1
+
+    @property
     def remaining(self) -> int:
         """Most tokens that may still be written."""
         return self.limit - len(self.tokens)
