@@ -7,7 +7,7 @@ class TestMine(EvictionSuite):
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 
@@ -78,3 +78,14 @@ class EvictionSuite(PluginSuite):
         """A second instance with the same options orders the same."""
         nodes = leaves(60)
         assert [self.rule().key(node) for node in nodes] == [self.rule().key(node) for node in nodes]
+
+    def test_ageing_keys_start_from_the_level(self) -> None:
+        """With `ageing`, keys are numbers at or above the node's level and rise with it: whatever stays unused goes."""
+        if "ageing" not in self.plugin.capabilities:
+            pytest.skip("this rule does not age")
+        rule = self.rule()
+        for node in leaves(60):
+            key = rule.key(node)
+            assert key >= node.level, f"a key of {key} below the level {node.level}: the level would never pass it"
+            later = replace(node, level=node.level + 1000.0)
+            assert rule.key(later) > key, "a use at a higher level makes no difference"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from phloem.plugins.cache.eviction import Lru
+from phloem.plugins.cache.eviction import Fifo, Filo, Lfu, Lru, Mru, Priority, Slru
+from phloem.plugins.cache.eviction_cost import Cost
 from phloem.plugins.observer.jsonl import JsonlObserver
 from phloem.plugins.schedule.fcfs import Fcfs
 from phloem.plugins.schedule.lpm import Lpm
@@ -38,6 +39,37 @@ class TestFakePolicy(ScheduleSuite):
 
 class TestLru(EvictionSuite):
     plugin = Lru
+
+
+class TestMru(EvictionSuite):
+    plugin = Mru
+
+
+class TestFifo(EvictionSuite):
+    plugin = Fifo
+
+
+class TestFilo(EvictionSuite):
+    plugin = Filo
+
+
+class TestPriority(EvictionSuite):
+    plugin = Priority
+
+
+class TestLfu(EvictionSuite):
+    plugin = Lfu
+    options: ClassVar[dict[str, Any]] = {"most": 3}
+
+
+class TestSlru(EvictionSuite):
+    plugin = Slru
+    options: ClassVar[dict[str, Any]] = {"hits": 2, "grace": 100}
+
+
+class TestCost(EvictionSuite):
+    plugin = Cost
+    options: ClassVar[dict[str, Any]] = {"doubles_at": 1000}
 
 
 class TestJsonl(ObserverSuite):

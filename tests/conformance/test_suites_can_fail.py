@@ -107,6 +107,13 @@ class Counting(Rule):
         return next(self.count)
 
 
+class Ageless(Rule):
+    capabilities = frozenset({"ageing"})
+
+    def key(self, node: EvictionNode) -> Any:
+        return node.hits - 1
+
+
 def test_eviction() -> None:
     with pytest.raises(AssertionError, match="have no order"):
         suite(EvictionSuite, Partial).test_keys_are_totally_ordered(0)
@@ -114,6 +121,8 @@ def test_eviction() -> None:
         suite(EvictionSuite, Counting).test_keys_are_pure()
     with pytest.raises(AssertionError):
         suite(EvictionSuite, Counting).test_two_rules_agree()
+    with pytest.raises(AssertionError, match="below the level"):
+        suite(EvictionSuite, Ageless).test_ageing_keys_start_from_the_level()
 
 
 # --- observer

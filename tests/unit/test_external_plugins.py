@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
-NAMES = ("phloem-short-first", "phloem-lfu", "phloem-slowlog")
+NAMES = ("phloem-short-first", "phloem-lfuda", "phloem-slowlog")
 PROGRAM = """
 import json, logging, sys
 from phloem.config import load_config
@@ -35,7 +35,7 @@ observers.step(StepStats(step=1, forward_s=99.0))
 requests = [waiting_request(0, prompt=900), waiting_request(1, prompt=10)]
 print(json.dumps({
     "order": [r.arrival for r in policy.order(requests)],
-    "key": rule.key(FakeEvictionNode(hits=99, last_access=5)),
+    "key": rule.key(FakeEvictionNode(hits=99, level=5.0)),
     "patience": config.schedule.patience,
     "use": [config.schedule.use, config.cache.eviction.use, config.observers[0].use],
 }))
@@ -65,9 +65,9 @@ def test_three_distributions_chosen_by_yaml(installed: Path) -> None:
     result, log = run(EXAMPLES / "engine.yaml", installed)
     assert result == {
         "order": [1, 0],
-        "key": [0, 16, 5],
+        "key": 205.0,
         "patience": 200,
-        "use": ["short-first", "lfu", "slowlog"],
+        "use": ["short-first", "lfuda", "slowlog"],
     }
     assert "step 1 took 99.00 s" in log
 
@@ -90,7 +90,7 @@ def test_an_engine_runs_on_them(installed: Path, tiny_model: Callable[[str], Pat
     own = {"cache": {"tokens": 128}, "schedule": {"max_running": 2}, "engine": {"threads": 1, "check": True}}
     strange = {
         **own,
-        "cache": {"tokens": 128, "eviction": {"use": "lfu", "most": 2}},
+        "cache": {"tokens": 128, "eviction": {"use": "lfuda", "weight": 2}},
         "schedule": {"max_running": 2, "use": "short-first"},
         "observers": [{"use": "slowlog", "step_s": 0, "first_token_s": 0}],
     }
@@ -115,7 +115,7 @@ def test_installed_ones_are_listed_and_checked(installed: Path) -> None:
     rows = json.loads(subprocess.run(listing, env=env, capture_output=True, text=True, check=True).stdout)
     strangers = {row["distribution"]: row["status"] for row in rows if row["distribution"] != "phloem"}
     assert strangers == dict.fromkeys(NAMES, "selected")
-    checking = [sys.executable, "-m", "phloem", "plugins", "check", "eviction.lfu"]
+    checking = [sys.executable, "-m", "phloem", "plugins", "check", "eviction.lfuda"]
     done = subprocess.run(checking, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -128,28 +128,28 @@ def test_installing_activates_nothing(installed: Path) -> None:
     env = {"PATH": "", "PYTHONPATH": str(installed)}
     words = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert words[0] == "lpm"
-    assert not [word for word in words if word.startswith(("phloem_short", "phloem_lfu", "phloem_slow"))]
+    assert not [word for word in words if word.startswith(("phloem_short", "phloem_lfuda", "phloem_slow"))]
 
 
 def test_without_them_the_configuration_says_so() -> None:
     command = [sys.executable, "-m", "phloem", "config", "check", str(EXAMPLES / "engine.yaml")]
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "engine.yaml:2:12: schedule.use: no schedule plugin is named 'short-first' (known: fcfs, lpm)" in done.stderr
-    assert "engine.yaml:5:14: cache.eviction.use: no eviction plugin is named 'lfu'" in done.stderr
+    assert "engine.yaml:2:12: schedule.use: no schedule plugin is named 'short-first'" in done.stderr
+    assert "engine.yaml:5:14: cache.eviction.use: no eviction plugin is named 'lfuda'" in done.stderr
     assert "observers[0].use: no observer plugin is named 'slowlog'" in done.stderr
 
 
 def test_plain_files_beside_the_configuration(tmp_path: Path) -> None:
-    for name, module in zip(NAMES, ("phloem_short_first", "phloem_lfu", "phloem_slowlog"), strict=True):
+    for name, module in zip(NAMES, ("phloem_short_first", "phloem_lfuda", "phloem_slowlog"), strict=True):
         (tmp_path / f"{module}.py").write_text((EXAMPLES / name / f"{module}.py").read_text())
     config = tmp_path / "local.yaml"
     config.write_text(
         "schedule: {use: ./phloem_short_first.py:ShortFirst, patience: 7}\n"
-        "cache: {eviction: ./phloem_lfu.py:Lfu}\n"
+        "cache: {eviction: ./phloem_lfuda.py:Lfuda}\n"
         "observers: [./phloem_slowlog.py:Slowlog]\n"
     )
     result, log = run(config, None)
-    assert (result["patience"], result["key"]) == (7, [0, 16, 5])
+    assert (result["patience"], result["key"]) == (7, 105.0)
     assert result["use"][2] == f"{tmp_path}/phloem_slowlog.py:Slowlog"
     assert "step 1 took" in log

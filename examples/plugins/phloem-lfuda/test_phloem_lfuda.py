@@ -1,14 +1,14 @@
-"""lfu keeps the promises of every eviction rule, and its own."""
+"""lfuda keeps the promises of every eviction rule, and its own."""
 
 from __future__ import annotations
 
-from phloem_lfu import Lfu
+from phloem_lfuda import Lfuda
 
 from phloem.testing import EvictionSuite, FakeEvictionNode
 
 
-class TestLfu(EvictionSuite):
-    plugin = Lfu
+class TestLfuda(EvictionSuite):
+    plugin = Lfuda
 
     def test_uses_before_recency(self) -> None:
         """A prefix used once, just now, goes before one used often, long ago."""
@@ -16,6 +16,6 @@ class TestLfu(EvictionSuite):
         assert min([often, once], key=self.make().key) is once
 
     def test_fame_fades(self) -> None:
-        """Beyond `most` uses the least recently used goes first."""
-        old, new = FakeEvictionNode(last_access=1, hits=1000), FakeEvictionNode(last_access=2, hits=16)
-        assert min([new, old], key=self.make().key) is old
+        """What was used often at a low level goes before what came when more had been evicted."""
+        famous, new = FakeEvictionNode(hits=9, level=0.0), FakeEvictionNode(hits=1, level=9.0)
+        assert min([new, famous], key=self.make().key) is famous
