@@ -1,17 +1,17 @@
-"""Hit rates of the eviction rules over a pool that is too small: `python -m bench.eviction [--rules a,b] [--json PATH]`.
+"""Hit rates of the eviction rules over a pool that is too small: `python -m bench.eviction [--rules a,b]`.
 
 No model: requests of made-up tokens go one after another through the radix cache as the scheduler would take them. The
 traces, each of `--requests` requests:
 
     chat    conversations that come and go; the next turn is mostly one of the recent ones', and repeats all before it.
             Four system prompts of 200 tokens, turns of 20 to 200.
-    scan    one request in four asks one of twenty shared texts of 400 tokens (priority 1), by Zipf's law; the others ask
-            each a text of 400 tokens that never comes again (priority 0)
+    scan    one request in four asks one of twenty shared texts of 400 tokens (priority 1), by Zipf's law; the others
+            ask each a text of 400 tokens that never comes again (priority 0)
     mixed   forty texts of 800 tokens and eight of 6,400, all asked equally often
     loop    texts of 400 tokens asked in turn, one and a half times as many tokens as fit
 
-Columns: the share of prompt tokens that were found; in brackets the share of computing time that they save, if a token at
-depth 8,192 takes twice the time of the first. The row `all fits` is a pool without bounds.
+Columns: the share of prompt tokens that were found; in brackets the share of computing time that they save, if a token
+at depth 8,192 takes twice the time of the first. The row `all fits` is a pool without bounds.
 """
 
 from __future__ import annotations
