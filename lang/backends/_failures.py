@@ -74,3 +74,11 @@ def broken_off(url: str) -> UnansweredError:
 def lacking(what: str, package: str) -> PluginError:
     """The error of an optional package that is not installed."""
     return PluginError(f"{what} needs the package {package}", hint="pip install 'phloem[lang]'")
+
+
+def surrogate(error: UnicodeEncodeError) -> RequestError:
+    """The error of a text that no server can be sent."""
+    return RequestError(
+        f"the text has a lone surrogate (U+{ord(error.object[error.start]):04X}), which is not Unicode",
+        hint="it came from decoding bytes with errors='surrogateescape', or from half of a JSON escape: leave it out",
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,9 @@ class HttpPath:
         """Continue the text. Cancelling it closes the connection, which aborts the work."""
         if self._open is not None and not params.ignore_eos:
             params = self._backend.ending(params, self._backend.roles.end(self._messages, self._open[0]))
-        body = {"sampling_params": msgspec.to_builtins(params), "stream": on_text is not None}
+        body: dict[str, Any] = {"sampling_params": msgspec.to_builtins(params)}
+        if on_text is not None:
+            body["stream"] = True
         made = generation(await self._operate("generate", body, on_text))
         self._joined(made.texts[0])
         return made
@@ -152,26 +155,45 @@ class HttpPath:
         self, what: str, body: dict[str, Any], on_text: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
         """An operation, with the text that waits: the server appends it first, and takes it back if this fails."""
-        await self.sync()
+        if self._owes:
+            await self.sync()
+        if self._broken is not None:
+            raise self._broken
         parts = len(self._waiting)
-        answer: dict[str, Any]
-        if on_text is None:
-            answer = await self._post(what, body | self._text(self._waiting))
-        else:
-            answer = await self._streamed(what, body | self._text(self._waiting), on_text)
+        answer = await self._ask(what, body, self._text(self._waiting), on_text)
         for _ in range(parts):
             self._waiting.popleft()
         return answer
 
-    async def _post(self, what: str, body: dict[str, Any]) -> Any:
-        with self._failing():
-            return await self._backend.call("POST", f"/v1/programs/{self._id}/{what}", body)
+    async def _ask(
+        self,
+        what: str,
+        body: dict[str, Any],
+        text: dict[str, Any],
+        on_text: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        """An operation's answer. The first one of a program makes its state, which lasts if this succeeds."""
+        if self._id is not None:
+            path, sent = f"/v1/programs/{self._id}/{what}", text | body
+            with self._failing():
+                return await self._answer(path, sent, on_text)
+        made = f"program-{uuid.uuid4().hex}"
+        try:
+            asked = {"id": made, **self._asked, **text, what: body}
+            answer = await self._answer("/v1/programs", asked, on_text)
+        except (asyncio.CancelledError, UnansweredError):  # it may have ended well there all the same
+            self._backend.drop(made)
+            raise
+        self._id = made
+        return answer
 
-    async def _streamed(self, what: str, body: dict[str, Any], on_text: Callable[[str], None]) -> dict[str, Any]:
-        """The answer that a stream's events make."""
-        with self._failing():
-            async with contextlib.aclosing(self._backend.events(f"/v1/programs/{self._id}/{what}", body)) as events:
-                return await together(events, on_text)
+    async def _answer(self, path: str, body: dict[str, Any], on_text: Callable[[str], None] | None) -> dict[str, Any]:
+        """The answer, or what the events of a streamed one make."""
+        if on_text is None:
+            found: dict[str, Any] = await self._backend.call("POST", path, body)
+            return found
+        async with contextlib.aclosing(self._backend.events(path, body)) as events:
+            return await together(events, on_text)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -198,7 +220,7 @@ class HttpPath:
     # --- what is owed
 
     async def sync(self, until: Split | None = None) -> None:
-        """Tell the server of the forks that wait, up to one or all; without `until` it has this path's state then.
+        """Tell the server of the forks that wait, up to one or all, and learn this path's state if it is a branch.
 
         Whoever waits for it may leave: what is being sent is sent whole.
         """
@@ -216,17 +238,28 @@ class HttpPath:
                     return
                 await self._send_fork(split)
             if until is None:
-                await self._state(len(self._waiting))
+                await self._branch()
+
+    @property
+    def _owes(self) -> bool:
+        """There are forks that the server does not know of: that wait here, or that this is a branch of."""
+        unborn = self._id is None and self._split is not None
+        return unborn or any(isinstance(item, Split) for item in self._waiting)
+
+    async def _branch(self) -> None:
+        """A branch of a fork has its state from its parent."""
+        if self._id is None and self._split is not None:
+            self._id = await self._split.state(self._index)
 
     async def _send_fork(self, split: Split) -> None:
         """A fork, with the text before it. The text stays in the queue where nobody needs the fork any more."""
         before = self._waiting.index(split)
         if split.due:
             try:
-                before -= await self._state(before)
+                await self._branch()
                 left = sorted(split.left)
-                body = {"n": len(left)} | self._text(itertools.islice(self._waiting, before))
-                ids = (await self._post("fork", body))["ids"]
+                text = self._text(itertools.islice(self._waiting, before))
+                ids = (await self._ask("fork", {"n": len(left)}, text))["ids"]
             except PhloemError as error:
                 split.error = error
                 raise
@@ -235,21 +268,11 @@ class HttpPath:
                 self._waiting.popleft()
         self._waiting.remove(split)
 
-    async def _state(self, parts: int) -> int:
-        """Make sure that the server has the state; how many of the first `parts` of the queue it was made with."""
-        if self._id is not None:
-            return 0
-        if self._split is not None:
-            self._id = await self._split.state(self._index)
-            return 0
-        body = self._asked | self._text(itertools.islice(self._waiting, parts))
-        self._id = (await self._backend.call("POST", "/v1/programs", body))["id"]
-        for _ in range(parts):
-            self._waiting.popleft()
-        return parts
-
     async def close(self) -> None:
-        """Have the server drop the state, after the branches that still need it have got theirs. Idempotent."""
+        """Have the server drop the state, after the branches that still need it have got theirs. Idempotent.
+
+        The dropping itself is not waited for.
+        """
         if self._closed:
             return
         self._closed = True
@@ -261,7 +284,7 @@ class HttpPath:
             if self._split is not None and self._id is None:
                 await self._leave(self._split)
             if self._id is not None:
-                await self._backend.call("DELETE", f"/v1/programs/{self._id}")
+                self._backend.drop(self._id)
 
     async def _leave(self, split: Split) -> None:
         """Close a branch that has never needed its state: a fork that is still to be sent leaves it out."""

@@ -4,6 +4,8 @@ has computed stays while it lasts. Speaks the routes of the API plugin `program`
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,8 @@ from phloem.errors import RequestError
 from phloem.params import SamplingParams
 
 from ..roles import Roles
-from ._failures import broken_off, lacking, refused, unreachable
+from ._endings import Endings
+from ._failures import broken_off, lacking, refused, surrogate, unreachable
 from ._http_path import HttpPath
 from ._loops import Connected, PerLoop
 from .base import Path
@@ -23,8 +26,10 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_S = 10.0
+END_S = 5.0  # longest wait for the server to drop states
 MOST_CONNECTIONS = 4096  # of one loop: calls that run at once; more wait for a free one
 _DATA, _DONE = "data: ", "[DONE]"
+_JSON = {"Content-Type": "application/json"}
 
 
 class HttpBackend(Connected):
@@ -49,21 +54,28 @@ class HttpBackend(Connected):
         self._httpx = package
         self.url, self.idle_s = base_url.rstrip("/").removesuffix("/v1"), idle_s
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        secured = package.create_ssl_context()  # takes longer to make than many a request: one for all clients
         timeout = package.Timeout(timeout_s, connect=CONNECT_S, pool=None)
         limits = package.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=64)
 
         def make() -> httpx.AsyncClient:
-            return package.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+            return package.AsyncClient(
+                base_url=self.url, headers=headers, timeout=timeout, limits=limits, verify=secured
+            )
 
         self._clients = PerLoop(make, lambda client: client.aclose())
-        self._model = self._about(headers)
+        # for what blocks: it keeps no connection, so that nobody has to close it
+        none = package.Limits(max_keepalive_connections=0)
+        self._plain = package.Client(base_url=self.url, headers=headers, timeout=END_S, limits=none, verify=secured)
+        self._endings = Endings(self._drop)
+        self._model = self._about()
         self.roles = _roles(self._model)
         self.bos: str = self._model["named_tokens"].get("bos_token", "")
 
-    def _about(self, headers: dict[str, str]) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         """What the server tells of its model. Blocks, for one round trip."""
         try:
-            answer = self._httpx.get(f"{self.url}/v1/programs", headers=headers, timeout=CONNECT_S)
+            answer = self._plain.get("/v1/programs", timeout=CONNECT_S)
         except self._httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         if answer.status_code in (404, 405):
@@ -89,50 +101,89 @@ class HttpBackend(Connected):
 
     async def flush_cache(self) -> None:
         """Drop what the server has cached and does not use."""
+        await asyncio.to_thread(self._endings.flush)
         await self.call("POST", "/flush_cache")
 
     async def info(self) -> dict[str, Any]:
         """The server's address, its model, and what it tells of its programs."""
+        await asyncio.to_thread(self._endings.flush)
         return {"url": self.url, **(await self.call("GET", "/v1/programs"))}
+
+    # --- states that have ended
+
+    def drop(self, state: str) -> None:
+        """Have the server drop a state, soon. Never waits."""
+        self._endings.add(state)
+
+    def _drop(self, states: list[str]) -> None:
+        with contextlib.suppress(self._httpx.HTTPError):  # nobody there, who could keep them; or they expire
+            self._plain.post("/v1/programs/delete", json={"ids": states})
+
+    async def aclose(self) -> None:
+        """Have the server drop what has ended, and close the connections."""
+        await asyncio.to_thread(self._endings.flush)
+        await super().aclose()
+
+    def close(self) -> None:
+        """`aclose` for sync callers. Called on an event loop, it waits for nothing."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._endings.flush()
+        else:
+            self._endings.hurry()
+        super().close()
 
     # --- requests
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """One request and its answer's JSON. Raises PhloemError."""
         try:
-            answer = await self._clients.get().request(method, path, json=body)
+            answer = await self._clients.get().request(method, path, content=_encoded(body), headers=_JSON)
         except self._httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         return self._body(answer)
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer. Raises PhloemError, also for one that breaks off."""
+        content = _encoded(body)
         try:
-            async with self._clients.get().stream("POST", path, json=body) as answer:
+            async with self._clients.get().stream("POST", path, content=content, headers=_JSON) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
                     self._body(answer)
+                done = False
                 async for line in answer.aiter_lines():
-                    if not line.startswith(_DATA):
+                    if done or not line.startswith(_DATA):
                         continue
                     if line == _DATA + _DONE:
-                        return
+                        done = True  # read to its end, the answer leaves its connection to the next request
+                        continue
                     event = msgspec.json.decode(line.removeprefix(_DATA))
                     if "error" in event:
                         raise refused(0, event, self.url)
                     yield event
         except self._httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        raise broken_off(self.url)
+        if not done:
+            raise broken_off(self.url)
 
     def _body(self, answer: httpx.Response) -> Any:
         try:
-            body = answer.json()
-        except ValueError:
+            body = msgspec.json.decode(answer.content)
+        except (msgspec.DecodeError, ValueError):
             body = answer.text
         if answer.status_code >= 400:
             raise refused(answer.status_code, body, self.url)
         return body
+
+
+def _encoded(body: dict[str, Any] | None) -> bytes | None:
+    """A body as JSON. Raises RequestError for text that is not Unicode."""
+    try:
+        return None if body is None else msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        raise surrogate(error) from None
 
 
 def _roles(model: dict[str, Any]) -> Roles:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from phloem.choosing import METHODS, bare_calls, choose, unconditional
 from phloem.interfaces import Service
@@ -20,6 +20,9 @@ from ._prompt import LONG_TEXT
 from ._run import Choice as Answer
 from ._run import total_usage
 from ._sse import DONE, sse
+
+if TYPE_CHECKING:
+    from phloem.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -37,6 +40,11 @@ class Runner:
 
     def __init__(self, service: Service, store: Store) -> None:
         self._service, self._store = service, store
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._service.tokenizer
 
     async def events(
         self, state: State, params: SamplingParams, way: Way, *, stream: bool
@@ -67,13 +75,16 @@ class Runner:
         more = {"choices": shown} if params.n > 1 else {}
         return shown[0] | {"usage": _usage(total_usage([answers]))} | more
 
-    async def chunks(self, state: State, params: SamplingParams, way: Way) -> AsyncGenerator[bytes, None]:
-        """The answer in server-sent events."""
+    async def chunks(
+        self, state: State, params: SamplingParams, way: Way, shown: dict[str, Any]
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer in server-sent events; `shown` joins the first."""
         events = self.events(state, params, way, stream=True)
         usage = Usage()
         async with aclosing(events):
             async for event in events:
-                part = {"index": event.index} | self._part(event)
+                part = shown | {"index": event.index} | self._part(event)
+                shown = {}
                 if event.usage is not None:
                     usage.completion_tokens += event.usage.completion_tokens
                     usage.prompt_tokens = event.usage.prompt_tokens

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from phloem.errors import AbortedError, EngineDeadError, QueueFullError, RequestError
 from phloem.interfaces import Service
@@ -14,10 +15,15 @@ from phloem.interfaces import Service
 from ._params import new_id
 from ._program_text import Added, Text
 
-MAX_STATES = 4096
-IDLE_S = 600.0  # seconds without use after which a state expires, unless its maker says otherwise
-MAX_IDLE_S = 86_400.0
 SWEEP_S = 0.5  # expired states are looked for at most so often
+
+
+class Limits(NamedTuple):
+    """How many states are kept, and for how many seconds without use: by default, and at most."""
+
+    most: int
+    idle_s: float
+    max_idle_s: float
 
 
 class UnknownProgramError(RequestError):
@@ -25,6 +31,13 @@ class UnknownProgramError(RequestError):
 
     status = 404
     code = "program_not_found"
+
+
+class TakenError(RequestError):
+    """The id that a program's maker has chosen is another's already."""
+
+    status = 409
+    code = "program_exists"
 
 
 @dataclass(slots=True, eq=False)
@@ -71,21 +84,29 @@ class State:
 class Store:
     """All states of a server. Used on one event loop."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, limits: Limits) -> None:
+        self._service, self.limits = service, limits
         self._states: dict[str, State] = {}
         self._swept_s = 0.0
 
     def __len__(self) -> int:
         return len(self._states)
 
-    async def make(self, *, salt: str | None, priority: int, group: str | None, idle_s: float | None) -> State:
-        """A new, empty state. Raises QueueFullError if there are too many, RequestError for a wrong idle time."""
-        if idle_s is not None and not 0 < idle_s <= MAX_IDLE_S:
-            raise RequestError(f"idle_s must be above 0 and at most {MAX_IDLE_S:g}, got {idle_s:g}", param="idle_s")
-        state_id = new_id("program")
+    async def make(
+        self, state_id: str | None, *, salt: str | None, priority: int, group: str | None, idle_s: float | None
+    ) -> State:
+        """A new, empty state. Raises QueueFullError if there are too many, RequestError for a wrong idle time,
+        TakenError for an id that another has.
+        """
+        most = self.limits.max_idle_s
+        if idle_s is not None and not 0 < idle_s <= most:
+            raise RequestError(f"idle_s must be above 0 and at most {most:g}, got {idle_s:g}", param="idle_s")
+        state_id = state_id or new_id("program")
         await self._reserve(1)
-        return self._add(State(state_id, group or state_id, salt, priority, IDLE_S if idle_s is None else idle_s))
+        if state_id in self._states:
+            raise TakenError(f"there is a program '{state_id}' already", hint="choose another id", param="id")
+        idle = self.limits.idle_s if idle_s is None else idle_s
+        return self._add(State(state_id, group or state_id, salt, priority, idle))
 
     async def fork(self, parent: State, count: int) -> list[State]:
         """States that begin with what the parent has now. Called in the parent's turn."""
@@ -127,14 +148,19 @@ class Store:
             if state.held or state.call_id is not None:
                 await self._service.drop_hold(state.id)
 
+    async def delete_several(self, state_ids: Iterable[str]) -> int:
+        """Forget those that are known; how many these were."""
+        found = [state for name in dict.fromkeys(state_ids) if (state := self._states.get(name)) is not None]
+        await asyncio.gather(*map(self.delete, found))
+        return len(found)
+
     async def sweep(self) -> None:
         """Forget expired states."""
         now = time.monotonic()
         if now - self._swept_s < SWEEP_S:
             return
         self._swept_s = now
-        for state in [state for state in self._states.values() if state.expired]:
-            await self.delete(state)
+        await self.delete_several([name for name, state in self._states.items() if state.expired])
 
     def aborted(self, state: State) -> AbortedError:
         """What an operation ends with whose call was aborted."""
@@ -142,12 +168,12 @@ class Store:
         return AbortedError(f"the operation was aborted: {why}")
 
     async def _reserve(self, count: int) -> None:
-        if len(self._states) + count > MAX_STATES:
+        if len(self._states) + count > self.limits.most:
             self._swept_s = 0.0
             await self.sweep()
-        if len(self._states) + count > MAX_STATES:
+        if len(self._states) + count > self.limits.most:
             raise QueueFullError(
-                f"the server keeps {len(self._states)} programs, the limit is {MAX_STATES}",
+                f"the server keeps {len(self._states)} programs, the limit is {self.limits.most}",
                 hint="delete those that have ended, or retry later",
             )
 

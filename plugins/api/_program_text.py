@@ -36,6 +36,13 @@ class Text(Growing):
         self.tail += text
         self.whole += text
 
+    def add(self, tokenizer: Tokenizer, added: Added, tokens: list[int] | None) -> None:
+        """Add text, or else tokens; either may be nothing."""
+        if added.text:
+            self.append(added.text, raw=added.raw)
+        elif tokens:
+            self.append_tokens(tokenizer, tokens)
+
     @contextmanager
     def unless_it_fails(self, added: Added) -> Iterator[None]:
         """Text joins, and what is done with it may change this text; after a failure all is as it was."""

@@ -85,6 +85,7 @@ async def serving(
     api_key: str | None = None,
     cors: tuple[str, ...] = (),
     parsers: dict[str, Any] | None = None,
+    programs: dict[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, InProcess, Gate]]:
     """A client of an application on an echo engine."""
@@ -95,7 +96,7 @@ async def serving(
     apis = [
         OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": parsers or {}})),
         NativeApi(NativeApi.Options(), PluginContext("api", "native")),
-        ProgramApi(ProgramApi.Options(), PluginContext("api", "program")),
+        ProgramApi(ProgramApi.Options(**programs or {}), PluginContext("api", "program")),
     ]
     transport = httpx.ASGITransport(create_app(gate, engine, apis, **options), raise_app_exceptions=False)
     try:

@@ -82,6 +82,78 @@ def test_a_program(run: Run) -> None:
     run(test)
 
 
+def test_a_program_is_made_with_its_first_operation(run: Run) -> None:
+    async def test(client: Client, engine: Any, _: Any) -> None:
+        made = await done(client, PROGRAMS, text="ab", idle_s=9, generate={"text": "c", "name": "x", **greedy(2)})
+        path = f"{PROGRAMS}/{made['id']}"
+        assert (made["text"], made["finish_reason"], made["expires_s"]) == ("ab", "length", 9)
+        state = await shown(client, path)
+        assert (state["text"], state["variables"]) == ("abcab", {"x": "ab"})
+        assert engine.core.seen[-1].hold == made["id"]
+        assert (await done(client, f"{path}/generate", **greedy(2)))["text"] == "ab"
+        chosen = await done(client, PROGRAMS, text="ab", select={"choices": ["c", "d"], "name": "y"})
+        assert (await shown(client, f"{PROGRAMS}/{chosen['id']}"))["text"] == "ab" + chosen["choice"]
+        split = await done(client, PROGRAMS, text="ab", fork={"n": 2, "text": "c"})
+        texts = [(await shown(client, f"{PROGRAMS}/{one}"))["text"] for one in (split["id"], *split["ids"])]
+        assert texts == ["abc"] * 3
+        answer = await client.post(PROGRAMS, json={"text": "ab", "generate": {"stream": True, **greedy(3)}})
+        first, *rest = deltas(answer)
+        assert set(first) >= {"id", "expires_s", "text"}
+        assert all("id" not in event for event in rest)
+        written = "".join(event["text"] for event in (first, *rest))
+        assert (await shown(client, f"{PROGRAMS}/{first['id']}"))["text"] == "ab" + written == "ababa"
+
+    run(test)
+
+
+def test_a_first_operation_that_fails_leaves_no_program(run: Run) -> None:
+    async def test(client: Client, engine: Any, gate: Any) -> None:
+        async def asked(stream: bool) -> httpx.Response:
+            return await client.post(PROGRAMS, json={"text": "ab", "generate": {"stream": stream, **greedy(100)}})
+
+        for stream in (False, True):
+            refused = await client.post(PROGRAMS, json={"text": "ab", "generate": {"stream": stream, **greedy(1000)}})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+            going = asyncio.create_task(asked(stream))
+            await asyncio.sleep(0.1)
+            assert (await client.get(PROGRAMS)).json()["states"] == 1
+            await client.post("/abort", json={"rid": engine.core.seen[-1].call_id.partition("~")[0]})
+            answer = await going
+            assert "aborted" in answer.text
+            assert answer.status_code == (200 if stream else 499)
+            assert (await client.get(PROGRAMS)).json()["states"] == 0
+            gone = asyncio.create_task(asked(stream))
+            await asyncio.sleep(0.1)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            assert await engine.settled()
+            assert (await client.get(PROGRAMS)).json()["states"] == 0
+
+    run(test, step_s=0.01)
+
+
+def test_many_are_deleted_at_once_and_ids_may_be_the_clients(run: Run) -> None:
+    mine = "a-client-has-chosen-me"
+
+    async def test(client: Client, engine: Any, _: Any) -> None:
+        going = asyncio.create_task(client.post(PROGRAMS, json={"id": mine, "text": "a", "generate": greedy(100)}))
+        await asyncio.sleep(0.1)
+        taken = await client.post(PROGRAMS, json={"id": mine, "text": "b"})
+        assert (taken.status_code, taken.json()["error"]["code"]) == (409, "program_exists")
+        others = [(await made(client, "a")).rpartition("/")[2] for _ in range(3)]
+        kept, *ended = others
+        await done(client, f"{PROGRAMS}/{ended[0]}/generate", **greedy(2))
+        ids = [mine, *ended, ended[0], "program-nobody-knows"]
+        assert (await client.post(f"{PROGRAMS}/delete", json={"ids": ids})).json() == {"deleted": 3}
+        assert (await going).status_code == 499
+        assert set(engine.core.dropped) == {mine, ended[0]}
+        assert await engine.settled()
+        assert [(await client.get(f"{PROGRAMS}/{one}")).status_code for one in others] == [200, 404, 404]
+        assert (await client.post(f"{PROGRAMS}/delete", json={"ids": [kept]})).json() == {"deleted": 1}
+
+    run(test, step_s=0.01)
+
+
 def test_a_stop_string_ends_the_text_where_the_answer_ends(run: Run) -> None:
     async def test(client: Client, engine: Any, _: Any) -> None:
         path = await made(client, "naïve 🙂 tree")
@@ -243,9 +315,7 @@ def test_idle_states_expire(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run(test, step_s=0.01)
 
 
-def test_the_number_of_states_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_program_store, "MAX_STATES", 3)
-
+def test_the_number_of_states_and_their_idle_time_are_options(run: Run) -> None:
     async def test(client: Client, *_: Any) -> None:
         path = await made(client, "a")
         answer = await client.post(f"{path}/fork", json={"n": 3})
@@ -254,9 +324,14 @@ def test_the_number_of_states_is_bounded(run: Run, monkeypatch: pytest.MonkeyPat
         await done(client, f"{path}/fork", n=2)
         assert (await client.post(PROGRAMS, json={})).status_code == 429
         await client.delete(path)
-        await made(client)
+        shown_s = (await client.get(await made(client))).json()["idle_s"]
+        assert shown_s == 5
+        refused = await client.post(PROGRAMS, json={"idle_s": 11})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "idle_s")
 
-    run(test)
+    run(test, programs={"most": 3, "idle_s": 5, "max_idle_s": 10})
+    with pytest.raises(ValueError, match="above max_idle_s"):
+        ProgramApi.Options(idle_s=11, max_idle_s=10)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +342,13 @@ def test_the_number_of_states_is_bounded(run: Run, monkeypatch: pytest.MonkeyPat
         ("", {"idle_s": 0}, "idle_s"),
         ("", {"idle_s": 1e9}, "idle_s"),
         ("", {"token_ids": [999]}, "token_ids"),
+        ("", {"id": "short"}, "id"),
+        ("", {"text": "a", "fork": {"n": 0}}, "n"),
+        ("", {"text": "a", "fork": {"n": 1}, "generate": {}}, "fork"),
+        ("", {"text": "a", "generate": {"max_tokens": 3}}, "max_tokens"),
+        ("", {"text": "a", "generate": {"sampling_params": {"top_p": 7}, "stream": True}}, "top_p"),
+        ("", {"text": "a", "select": {"choices": ["a"], "method": "best"}}, "method"),
+        ("", {"generate": {}}, "text"),
         ("/append", {}, "text"),
         ("/append", {"text": 3}, "text"),
         ("/generate", {"sampling_params": {"max_new_tokens": 3}}, "max_new_tokens"),
