@@ -15,12 +15,14 @@ from .config import Config
 from .config_sections import AttentionPair, AttentionSection, sampler_name
 from .drafting import Drafting
 from .errors import ConfigError
+from .events import DEFAULT_BLOCK
 from .executor import Executor, SplitAttention
+from .feed import Feed
 from .filters import needs_tokens
 from .grammars import Grammars
 from .holds import Holds
 from .hooks import ObserverSet
-from .interfaces import Attention, Model, PluginContext, PoolGroup, ServiceInfo
+from .interfaces import Attention, Cache, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
 from .loop import Parts
 from .memory import plan_memory
@@ -87,7 +89,8 @@ def build_parts(config: Config) -> Parts:
     )
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
-    ends = (drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
+    feed = _feed(config, cache, inbox.put, device, make("events", config.events))
+    ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
     return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
 
 
@@ -106,6 +109,16 @@ def _device(config: Config) -> torch.device:
     if device.type == "cpu" and config.engine.threads != "auto":
         torch.set_num_threads(config.engine.threads)
     return device
+
+
+def _feed(config: Config, cache: Cache, ask: Any, device: torch.device, publisher: Any) -> Feed:
+    given, page = config.events.block_size, config.cache.page_size
+    size = -(-DEFAULT_BLOCK // page) * page if given == "auto" else given
+    if size % page:
+        near = " or ".join(str(n * page) for n in (size // page, size // page + 1) if n)
+        raise ConfigError(f"events.block_size {size} is no multiple of cache.page_size {page}: use {near}")
+    medium = "CPU" if device.type == "cpu" else "GPU"
+    return Feed(cache, ask, block_size=size, backlog=config.events.backlog, medium=medium, publisher=publisher)
 
 
 def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:

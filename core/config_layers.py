@@ -29,6 +29,7 @@ SLOTS: dict[tuple[str, ...], tuple[str, type[s.PluginSection]]] = {
     ("attention",): ("attention", s.AttentionSection),
     ("attention", "prefill"): ("attention", s.AttentionSection),
     ("attention", "decode"): ("attention", s.AttentionSection),
+    ("events",): ("events", s.EventsSection),
 }
 LISTS: dict[str, tuple[str, type[s.PluginSection]]] = {
     "spec": ("spec", s.SpecSection),

@@ -284,6 +284,18 @@ class ServerSection(Section):
     """Restarts of a dead model process within ten minutes before the server gives up."""
 
 
+class EventsSection(PluginSection):
+    """What others are told of the cache (docs/events.md)."""
+
+    use: str = "none"
+    """What publishes the events outside; `none`: only `Engine.cache_events` tells them, to who asks."""
+    block_size: AutoSize = "auto"
+    """Tokens per block, whole pages; `auto` is 64, or as little more as makes whole pages. All engines behind one
+    router need the same."""
+    backlog: Annotated[Size, Field(ge=1)] = 64 * 1024**2
+    """Bytes of tokens that may wait to be hashed. Where more come, subscribers are told the whole state anew."""
+
+
 class SpecSection(PluginSection):
     """One drafter."""
 

@@ -23,6 +23,8 @@ from .tokenizer import Tokenizer
 from .writer import error_info
 
 if TYPE_CHECKING:
+    from .events import EventBatch
+    from .feed import Feed, Subscription
     from .loop import EngineCore
 
 Prompt = str | list[int]
@@ -239,6 +241,30 @@ class Engine:
     def drop_hold(self, name: str) -> bool:
         """Release what a call with `hold=name` left locked; False if nothing is."""
         return self.invoke(lambda core: core.drop_hold(name)).result()
+
+    def cache_events(self, *, limit: int = 1024) -> Subscription:
+        """What the cache holds, then every change of it: an iterator of batches (docs/events.md), to be closed.
+
+        A reader that falls behind by more than `limit` batches gets the whole state anew. Blocks; read it on a thread.
+        """
+        from .feed import Subscription  # numpy comes with it
+
+        return Subscription(self._feed(), limit)
+
+    def on_cache_events(self, callback: Callable[[EventBatch], None]) -> Callable[[], None]:
+        """Have `callback` called with the same batches; returns the function that ends this.
+
+        It is called on a thread of the engine and must not wait for the engine. One that raises is called no more.
+        """
+        feed = self._feed()
+        with feed.lock:
+            callback(feed.snapshot())
+            feed.subscribe(callback)
+        return lambda: feed.unsubscribe(callback)
+
+    def _feed(self) -> Feed:
+        self.invoke(lambda core: core.parts.feed.listen()).result()
+        return self.core.parts.feed
 
     @property
     def model_path(self) -> str:

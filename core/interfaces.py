@@ -18,10 +18,11 @@ import numpy.typing as npt
 from .batch import Batch, IntArray
 from .constraint import Constraint, Unenforced
 from .drafts import Draft
+from .feed import Events as Events  # the kinds are looked up by name in this module
 from .messages import GenerateCall
 from .model_spec import ModelSpec
 from .params import SamplingParams
-from .parsing import Parser as Parser  # the kinds are looked up by name in this module
+from .parsing import Parser as Parser
 from .parsing import ParserStream as ParserStream
 from .parsing import Piece as Piece
 from .parsing import Tool as Tool

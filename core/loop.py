@@ -17,6 +17,7 @@ from .config import Config
 from .drafting import Drafting
 from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
 from .executor import Executor, Launched, settle
+from .feed import Feed
 from .grammars import Grammars, Ticket
 from .hooks import ObserverSet
 from .interfaces import ServiceInfo, TokenizerData
@@ -43,6 +44,7 @@ class Parts:
     scheduler: Scheduler
     ledger: Ledger
     executor: Executor
+    feed: Feed
     drafting: Drafting
     observers: ObserverSet
     info: ServiceInfo
@@ -114,6 +116,7 @@ class EngineCore:
     def run(self, emit: Emit) -> None:
         """Serve until `stop`. `emit` gets each step's events."""
         self.parts.observers.start(self.info)
+        self.parts.feed.start()
         try:
             while not self._stopping:
                 self._drain(block=not self.busy and self._ahead is None)
@@ -128,6 +131,7 @@ class EngineCore:
             self._flush(emit)
             self.parts.executor.close()
             self.parts.grammars.close()
+            self.parts.feed.close()
             self.parts.observers.stop()
 
     def step(self) -> None:
@@ -335,6 +339,7 @@ class EngineCore:
             **self.counters.snapshot(),
             "evicted_tokens": self.ledger.evicted,
             "holds": self.ledger.holds.stats(),
+            "events": self.parts.feed.stats(),
             "retractions": self.scheduler.retractions,
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
             "grammar": self.parts.grammars.stats(),

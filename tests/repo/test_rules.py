@@ -26,7 +26,8 @@ SOURCE_FOLDERS = ("core", "plugins", "server", "lang")
 # 5 lines: the contract of what a cache tells (`CacheListener`).
 # 15 lines: what a use of a cached prefix tells eviction rules (`CountsUses`).
 # 4 lines: how far a match may reach, told by the request itself, for those who index requests.
-CORE_LINES = 4414
+# 40 lines: the section `events`, and the engine's doors to its feed.
+CORE_LINES = 4454
 # The constraint service stands apart: it wraps strangers' backends (compile processes that may be killed, what is kept,
 # thoughts before answers), so it can be no plugin, and nothing else in the core needs to know it.
 # 150 lines of it keep small constraints from waiting for large ones, whoever sends them.
@@ -38,6 +39,10 @@ SERVICE = {
 # What programs need (choices, scoring, holds) stands apart likewise: the loop calls it at a few places only.
 PROGRAM_LINES = 350
 PROGRAM = {f"core/{name}.py" for name in ("choosing", "growing", "scoring", "holds", "siblings")}
+# What others are told of the cache: the loop queues a few words, everything else is on a thread of its own, and mirrors
+# are for programs that have no engine at all.
+EVENTS_LINES = 380
+EVENTS = {f"core/{name}.py" for name in ("events", "feed", "mirror")}
 FILE_LINES = 450
 FUNCTION_LINES = 60
 PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}
@@ -90,7 +95,9 @@ def test_core_keeps_its_line_budget() -> None:
     lines = {rel(path): code_lines(path.read_text()) for path in files}
     service = sum(count for name, count in lines.items() if name in SERVICE)
     program = sum(count for name, count in lines.items() if name in PROGRAM)
-    assert 0 < sum(lines.values()) - service - program <= CORE_LINES
+    events = sum(count for name, count in lines.items() if name in EVENTS)
+    assert 0 < sum(lines.values()) - service - program - events <= CORE_LINES
+    assert 0 < events <= EVENTS_LINES
     assert 0 < program <= PROGRAM_LINES
     assert 0 < service <= SERVICE_LINES
 
