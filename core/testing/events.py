@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -131,6 +131,7 @@ class EventsSuite(PluginSuite):
     """A publisher on a feed of a toy tree. Replace `make` where it needs an address, and give `mirror`."""
 
     kind = "events"
+    patience_s: ClassVar[float] = 10.0  # within which subscribers must know
 
     def mirror(self, publisher: Any) -> Mirror:
         """A mirror as a subscriber of this publisher has it now. Called again and again; may keep what it made."""
@@ -154,12 +155,13 @@ class EventsSuite(PluginSuite):
 
     def _started(self, tree: Any) -> tuple[Any, Feed]:
         publisher = self.make()
-        feed = Feed(tree, lambda work: work(), block_size=BLOCK, backlog=1 << 30, medium="CPU", publisher=publisher)
+        asked: list[Callable[[], object]] = []  # nothing is, in so short a life
+        feed = Feed(tree, asked.append, block_size=BLOCK, backlog=1 << 30, medium="CPU", publisher=publisher)
         feed.start()
         return publisher, feed
 
     def _agrees(self, publisher: Any, tree: ToyTree) -> bool:
-        return eventually(lambda: self.mirror(publisher).spaces == tree.blocks())
+        return eventually(lambda: self.mirror(publisher).spaces == tree.blocks(), self.patience_s)
 
     def test_is_made_from_its_options(self) -> None:
         """The constructor takes (options, context); what it opens, `stop` closes, started or not."""
@@ -196,4 +198,5 @@ class EventsSuite(PluginSuite):
             tree.change(50)
             feed.close()
             tree.listeners.clear()
-            assert eventually(lambda: set(threading.enumerate()) <= before), "a thread outlives stop()"
+            ended = eventually(lambda: set(threading.enumerate()) <= before, self.patience_s)
+            assert ended, "a thread outlives stop()"

@@ -57,6 +57,7 @@ SECTIONS = {
     "api": "server: {apis: [openai, $name]}",
     "attention": "attention: {use: $name}",
     "cache": "cache: {use: $name}",
+    "events": "events: {use: $name}",
     "eviction": "cache: {eviction: {use: $name}}",
     "grammar": "grammar: {use: $name}",
     "observer": "observers: [{use: $name}]",
@@ -340,6 +341,48 @@ from pydantic import BaseModel, ConfigDict
         return self._fake.result_text(name, content)
 '''
 
+_EVENTS = f'''{_HEAD}from pathlib import Path
+
+import msgspec
+from phloem.events import EventBatch
+from phloem.feed import Feed
+from phloem.interfaces import PluginContext
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+        path: str = "cache-events.jsonl"
+        """File to append to."""
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        self.path = Path(options.path).resolve()
+        self._file = self.path.open("ab")  # open here what may be refused
+
+    def start(self, feed: Feed) -> None:
+        """The state first, then each batch, on the feed's thread."""
+        with feed.lock:
+            self._write(feed.subscribe(self._write))
+
+    def _write(self, batch: EventBatch) -> None:
+        self._file.write(msgspec.json.encode(batch) + b"\\n")
+        self._file.flush()
+
+    def stop(self) -> None:
+        """The engine ends, or never began."""
+        self._file.close()
+'''
+
+# what a subscriber of the template above knows
+_EVENTS_TEST = """
+    def mirror(self, publisher):
+        import msgspec
+        from phloem.events import EventBatch
+        from phloem.mirror import Mirror
+
+        mirror = Mirror()
+        for line in publisher.path.read_bytes().splitlines():
+            mirror.apply(msgspec.json.decode(line, type=EventBatch))
+        return mirror
+"""
+
 _API = f'''{_HEAD}from fastapi import APIRouter
 from phloem.interfaces import PluginContext, Service
 from pydantic import BaseModel, ConfigDict
@@ -363,6 +406,7 @@ BODIES = {
     "api": (_API, "ApiSuite", ""),
     "attention": (_ATTENTION, "AttentionSuite", ""),
     "cache": (_CACHE, "CacheSuite", ""),
+    "events": (_EVENTS, "EventsSuite", _EVENTS_TEST),
     "eviction": (_EVICTION, "EvictionSuite", ""),
     "grammar": (_GRAMMAR, "GrammarSuite", ""),
     "observer": (_OBSERVER, "ObserverSuite", ""),

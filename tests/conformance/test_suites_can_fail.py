@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,22 +14,28 @@ import pytest
 import torch
 
 from phloem.drafts import Draft
+from phloem.events import AllBlocksCleared, EventBatch
+from phloem.feed import Feed
 from phloem.hooks import hookimpl
 from phloem.interfaces import DraftContext, EvictionNode, Piece, RowContext, Tool
+from phloem.mirror import Mirror
 from phloem.request import Request
 from phloem.testing import (
+    EventsSuite,
     EvictionSuite,
     FakeDrafter,
     FakeObserver,
     FakeParser,
     FakePolicy,
     FakeProcessor,
+    FakePublisher,
     ObserverSuite,
     ParserSuite,
     SamplerSuite,
     ScheduleSuite,
     SpecSuite,
 )
+from phloem.testing.events import ToyTree
 from phloem.testing.plugin import PluginSuite
 
 
@@ -137,6 +146,80 @@ class Raises(FakeObserver):
 def test_observer(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(AssertionError):
         suite(ObserverSuite, Raises).test_survives_a_life(1, caplog)
+
+
+# --- events
+
+
+class LosesBatches(FakePublisher):
+    def start(self, feed: Feed) -> None:
+        feed.subscribe(lambda batch: self.batches.append(batch) if batch.seq % 7 else None)
+
+
+class KeepsFew(FakePublisher):
+    def start(self, feed: Feed) -> None:
+        feed.subscribe(self._keep)
+
+    def _keep(self, batch: EventBatch) -> None:
+        self.batches[:] = [*self.batches[-3:], batch]
+
+
+class Lingers(FakePublisher):
+    ended = threading.Event()
+
+    def start(self, feed: Feed) -> None:
+        threading.Thread(target=self.ended.wait).start()
+
+
+class Waits(FakePublisher):
+    def start(self, feed: Feed) -> None:
+        feed._cache.listen(self)  # type: ignore[arg-type]
+
+    def stored(self, *_: Any) -> None:
+        time.sleep(0.002)
+
+    def removed(self, *_: Any) -> None:
+        time.sleep(0.002)
+
+    def cleared(self) -> None:
+        """No matter."""
+
+
+class Stubborn(FakePublisher):
+    def stop(self) -> None:
+        assert self.batches, "was never started"
+
+
+class EventsOfLists(EventsSuite):
+    patience_s = 0.3
+
+    def mirror(self, publisher: FakePublisher) -> Mirror:
+        mirror = Mirror()
+        for batch in [EventBatch(ts=0, events=[AllBlocksCleared()], seq=0, source="none"), *publisher.batches]:
+            mirror.apply(batch)
+        return mirror
+
+
+@pytest.mark.parametrize(
+    ("broken", "test", "complaint"),
+    [
+        (LosesBatches, "test_subscribers_know_what_is_cached", "False"),
+        (KeepsFew, "test_a_late_subscriber_knows_it_too", "False"),
+        (Waits, "test_the_loop_never_waits", "2000 changes took"),
+        (Lingers, "test_a_life_leaves_nothing", "a thread outlives"),
+        (Stubborn, "test_is_made_from_its_options", "was never started"),
+    ],
+)
+def test_events(broken: type[Any], test: str, complaint: str) -> None:
+    Lingers.ended.clear()
+    judge, tree = suite(EventsOfLists, broken), ToyTree()
+    publisher, feed = judge._started(tree)
+    given = {"publisher": publisher, "tree": tree}
+    names = list(inspect.signature(getattr(judge, test)).parameters)
+    with pytest.raises(AssertionError, match=complaint):
+        getattr(judge, test)(**{name: given[name] for name in names})
+    Lingers.ended.set()
+    feed.close()
 
 
 # --- spec

@@ -181,7 +181,7 @@ def test_plugins_check(tmp_path: Path) -> None:
 def test_kinds_with_a_template_are_those_that_help_lists(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plugins", "new", "--help"])
-    assert "api, attention, cache, eviction, grammar, observer, parser, sampler, schedule, spec" in " ".join(
+    assert "api, attention, cache, events, eviction, grammar, observer, parser, sampler, schedule, spec" in " ".join(
         capsys.readouterr().out.split()
     )
     assert main(["plugins", "new", "component", "x"]) == 2
