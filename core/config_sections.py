@@ -140,6 +140,8 @@ class CacheSection(PluginSection):
     """Slots of the KV pool, in tokens; wins over `size`."""
     eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
+    pin_share: float = Field(default=0.0, ge=0, lt=1)
+    """Most of the KV pool that pinned prefixes may keep, taken off the longest request; 0: nothing can be pinned."""
 
     @model_validator(mode="after")
     def _whole_pages(self) -> CacheSection:

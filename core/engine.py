@@ -266,6 +266,20 @@ class Engine:
         self.invoke(lambda core: core.parts.feed.listen()).result()
         return self.core.parts.feed
 
+    def pin(self, name: str, prompt: Prompt, *, salt: str | None = None, adapter: str | None = None) -> int:
+        """Compute a prefix, if need be, and keep it in the cache until `unpin(name)`; returns its tokens, whole pages.
+
+        Raises RequestError where that would be more than `cache.pin_share` allows. A pin replaces an older one's.
+        """
+        made = self._call(prompt, SamplingParams(max_tokens=1, temperature=0), stream=False, salt=salt, adapter=adapter)
+        made.pin = name
+        self._run([made])
+        return len(made.prompt) // self.config.cache.page_size * self.config.cache.page_size
+
+    def unpin(self, name: str) -> bool:
+        """Let a pinned prefix go, to be evicted like any other; False if there is none of that name."""
+        return self.invoke(lambda core: core.unpin(name)).result()
+
     @property
     def model_path(self) -> str:
         """The folder or file that was loaded."""

@@ -18,7 +18,9 @@ import numpy.typing as npt
 from .batch import Batch, IntArray
 from .constraint import Constraint, Unenforced
 from .drafts import Draft
-from .feed import Events as Events  # the kinds are looked up by name in this module
+from .eviction import Eviction as Eviction  # the kinds are looked up by name in this module
+from .eviction import EvictionNode as EvictionNode
+from .feed import Events as Events
 from .messages import GenerateCall
 from .model_spec import ModelSpec
 from .params import SamplingParams
@@ -180,52 +182,53 @@ class CountsUses(Protocol):
         """
 
 
-class Eviction(Protocol):
-    """Kind `eviction`. Orders evictable leaves: the smallest key goes first. Called when a node becomes a leaf.
-
-    Capability `ageing` (GreedyDual): keys are numbers, and a node knows the largest that was evicted before its last
-    use, `node.level`. A key of level + worth lets every node go in the end, and those of more worth later.
-    """
-
-    def key(self, node: EvictionNode) -> Any:
-        """Comparable key of a node; evaluated when the node is pushed on the heap and re-checked when popped."""
-
-
-class EvictionNode(Protocol):
-    """What an eviction rule may look at."""
-
-    @property
-    def last_access(self) -> int: ...  # logical clock of the last use: a match that passed, a lease that ended
-    @property
-    def created(self) -> int: ...
-    @property
-    def hits(self) -> int: ...  # requests that have ended and had found this run here
-    @property
-    def tokens(self) -> int: ...  # of this run
-    @property
-    def end(self) -> int: ...  # length of the prefix that ends with it
-    @property
-    def priority(self) -> int: ...  # the highest of the requests that used it
-    @property
-    def level(self) -> float: ...  # see Eviction, capability `ageing`
-
-
 # --- kind "schedule" ---------------------------------------------------------------------------------------------
 
 
 class Policy(Protocol):
     """Kind `schedule`. Orders the waiting requests and, where it wants, names a victim. Budgets are the core's.
 
-    Capability `matched`: the policy reads `request.matched`, which the scheduler then keeps fresh.
+    Capabilities: `matched`: it reads `request.matched`, which is then fresh, of all before each `order`, or with
+    `queue` at `add`. `queue`: it keeps the queue itself, see `QueuePolicy`. `listens`: it is a `CacheListener`.
+    `priority`: it reads `request.call.priority`. `preempts`: see `PreemptingPolicy`.
+
+    An optional attribute `max_overtakes`, a number, makes the core see to it that no request is overtaken by more later
+    ones than that, whatever `order` says.
     """
 
     capabilities: frozenset[str]
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """The waiting requests, best first: a permutation. Called once per step in which something may start."""
+        """The waiting requests, best first, each once. Called once per step in which something may start.
+
+        Read only as far as something may start, so it pays to be lazy. With `queue`, `waiting` is empty.
+        """
 
     def victim(self, running: Sequence[Request]) -> Request | None:
         """Whom to retract when slots run out; None leaves it to the core (latest arrival)."""
+
+
+class QueuePolicy(Protocol):
+    """What a policy with the capability `queue` has besides: then nothing in a step costs time for all who wait.
+
+    Both are also called while an `order` is being read; what they change counts from the next request on.
+    """
+
+    def add(self, request: Request) -> None:
+        """A request has come to the queue: it is new, was retracted, or no longer waits for another one's prefix."""
+
+    def remove(self, request: Request) -> None:
+        """It has left the queue: it runs (see its `state`), has ended, or waits for a prefix in the making."""
+
+
+class PreemptingPolicy(Protocol):
+    """What a policy with the capability `preempts` has besides."""
+
+    def preempt(self, request: Request, running: Sequence[Request]) -> Request | None:
+        """Which running request gives way to a waiting one for which there is no place; None for none.
+
+        Asked again until it fits. Must not name one that would in its turn be given `request`'s place.
+        """
 
 
 # --- kind "attention" --------------------------------------------------------------------------------------------
@@ -442,6 +445,9 @@ class Service(Protocol):
 
     async def drop_hold(self, name: str) -> bool:
         """Release what a call with this hold left locked; False if nothing is."""
+
+    async def unpin(self, name: str) -> bool:
+        """Let go what a call with this `pin` keeps in the cache; False if there is none of that name."""
 
 
 class Api(Protocol):

@@ -36,6 +36,10 @@ class Ledger:
         self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
         self.evicted = 0
 
+    def floor(self, tokens: int) -> int:
+        """Tokens of whole pages."""
+        return tokens // self.page_size * self.page_size
+
     def _pages(self, tokens: int) -> int:
         """Tokens rounded up to whole pages."""
         return -(-tokens // self.page_size) * self.page_size

@@ -23,6 +23,7 @@ from .hooks import ObserverSet
 from .interfaces import ServiceInfo, TokenizerData
 from .ledger import Ledger
 from .messages import Event, GenerateCall
+from .pins import Pins
 from .request import Request, State
 from .sampler import Outcome
 from .scheduler import Scheduler
@@ -59,6 +60,7 @@ class EngineCore:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.scheduler, self.ledger = parts.scheduler, parts.ledger
+        self.pins = Pins(self.ledger, parts.admission.memory.pinnable)
         self.info, self.tokenizer_data = parts.info, parts.tokenizer_data
         self.counters = Counters()
         self.progress: tuple[int, float] = (0, time.monotonic())
@@ -151,7 +153,7 @@ class EngineCore:
         if launched is not None:
             self._commit(launched)
             if self.parts.check:
-                self.ledger.check(self.scheduler.running)
+                self.check()
 
     def _drain(self, *, block: bool) -> None:
         while True:
@@ -179,6 +181,8 @@ class EngineCore:
                 raise QueueFullError(f"{waiting} requests are waiting, the limit is {most}", hint="retry later")
             requests = self.parts.admission.requests(call)
             ticket = self.parts.grammars.ask(call.params)
+            if call.pin is not None:
+                self.pins.reserve(requests[0])
         except Exception as error:  # a grammar or processor plugin may raise anything: this call's problem only
             self._events.append(_refusal(call.call_id, error))
             return
@@ -223,6 +227,7 @@ class EngineCore:
     def _finish(self, request: Request, *, publish: bool) -> None:
         if ticket := self._compiling.pop(request.call.call_id, None):
             self.parts.grammars.cancel(ticket)
+        self.pins.close(request)
         self.scheduler.drop(request, publish=publish)
         self.parts.drafting.forget(request)
         self._report(request)
@@ -339,6 +344,7 @@ class EngineCore:
             **self.counters.snapshot(),
             "evicted_tokens": self.ledger.evicted,
             "holds": self.ledger.holds.stats(),
+            "pins": self.pins.stats(),
             "events": self.parts.feed.stats(),
             "retractions": self.scheduler.retractions,
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
@@ -352,15 +358,20 @@ class EngineCore:
     def check(self) -> None:
         """Prove that every slot has exactly one owner. Raises AssertionError."""
         self.ledger.check(self.scheduler.running)
+        self.pins.check()
 
     def flush_cache(self) -> None:
-        """Drop all cached state that no request uses, and all holds."""
+        """Drop all cached state that no request uses and no pin keeps, and all holds."""
         self.ledger.holds.clear()
         self.ledger.cache.reset()
 
     def drop_hold(self, name: str) -> bool:
         """Release a hold; False if there is none of that name."""
         return self.ledger.holds.drop(name)
+
+    def unpin(self, name: str) -> bool:
+        """Let a pinned prefix go; False if there is none of that name."""
+        return self.pins.drop(name)
 
 
 def _refusal(call_id: str, error: Exception) -> Event:

@@ -29,6 +29,7 @@ class MemoryPlan:
     max_total_tokens: int
     why_max: str
     text: str
+    pinnable: int  # tokens that pins may lock; no request counts on them
 
 
 def plan_memory(
@@ -67,9 +68,18 @@ def plan_memory(
                 hint="lower it, or leave it out",
             )
         context = config.engine.context_length
-    limit = min(context, tokens)
-    why = f"the context length is {context}" if limit == context else f"the KV pool holds {tokens} tokens"
-    return MemoryPlan(tokens, limit, why, f"{arithmetic} of {free / GIB:.2f} GiB free; context {context:,}")
+    pinnable = int(config.cache.pin_share * tokens) // page * page
+    if config.cache.pin_share and not 0 < pinnable < tokens:
+        raise ConfigError(
+            f"cache.pin_share {config.cache.pin_share:g} of {tokens} tokens = {pinnable} for pins, "
+            f"{tokens - pinnable} for requests, in pages of {page}: both need some",
+            hint="set it to 0 for no pins, or choose another share or more cache.tokens",
+        )
+    limit = min(context, tokens - pinnable)
+    pool = f"the KV pool holds {tokens} tokens" + (f", {pinnable} of them for pins" if pinnable else "")
+    why = f"the context length is {context}" if limit == context else pool
+    text = f"{arithmetic} of {free / GIB:.2f} GiB free; context {context:,}"
+    return MemoryPlan(tokens, limit, why, text, pinnable)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -23,6 +23,7 @@ class GenerateCall(msgspec.Struct, kw_only=True):
     score: list[list[int]] | None = None  # continuations, each at least one token: nothing is generated
     group: str | None = None  # calls of one program: they wait for each other's prefixes to the last token
     hold: str | None = None  # the computed path stays locked under this name when the call has ended
+    pin: str | None = None  # the prompt stays locked under this name until it is unpinned, or the call is refused
     stream: bool = True  # False: one event per choice, at its end
     arrival_s: float = 0.0  # time.monotonic() at submission; 0: filled in by the loop
 

@@ -74,5 +74,9 @@ class LocalService:
         """Release what a call with this hold left locked; False if nothing is."""
         return await self._invoke(lambda core: core.drop_hold(name))
 
+    async def unpin(self, name: str) -> bool:
+        """Let a pinned prefix go; False if there is none of that name."""
+        return await self._invoke(lambda core: core.unpin(name))
+
     async def _invoke(self, function: Callable[[EngineCore], T]) -> T:
         return await asyncio.wrap_future(self._engine.invoke(function))

@@ -90,6 +90,10 @@ class Gate:
         """Release what a call with this hold left locked; False if nothing is."""
         return await self._inner.drop_hold(name)
 
+    async def unpin(self, name: str) -> bool:
+        """Let a pinned prefix go; False if there is none of that name."""
+        return await self._inner.unpin(name)
+
     async def drain(self, seconds: float) -> bool:
         """Refuse new calls and wait for those in flight; False if some are left after `seconds`."""
         self.draining = True

@@ -49,6 +49,8 @@ GAUGES = (
     Series("requests_waiting", "Requests that wait.", lambda s: s["waiting"], "vllm:num_requests_waiting"),
     Series("holds", "Paths that ended calls of programs keep locked.", lambda s: s["holds"]["count"]),
     Series("held_tokens", "KV slots that they lock.", lambda s: s["holds"]["tokens"]),
+    Series("pins", "Named prefixes that stay in the cache.", lambda s: s["pins"]["count"]),
+    Series("pinned_tokens", "KV slots that they lock.", lambda s: s["pins"]["tokens"]),
     Series("kv_usage", "Share of KV slots that requests hold (1 is full).", lambda s: _usage(s["groups"]),
            "vllm:kv_cache_usage_perc"),
 )  # fmt: skip

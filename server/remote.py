@@ -104,6 +104,11 @@ class RemoteService:
         dropped: bool = await self._ask("drop_hold", name)
         return dropped
 
+    async def unpin(self, name: str) -> bool:
+        """Let a pinned prefix go; False if there is none of that name."""
+        dropped: bool = await self._ask("unpin", name)
+        return dropped
+
     # --- the supervisor's side
 
     def connect(self, send: Send) -> None:
@@ -158,7 +163,7 @@ class RemoteService:
         else:
             future.set_result(reply.value)
 
-    async def _ask(self, what: Literal["stats", "flush_cache", "drop_hold"], *arguments: str) -> Any:
+    async def _ask(self, what: Literal["stats", "flush_cache", "drop_hold", "unpin"], *arguments: str) -> Any:
         ticket = next(self._tickets)
         self._post(Ask(ticket, what, list(arguments)))
         future = self._asks[ticket] = asyncio.get_running_loop().create_future()

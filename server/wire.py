@@ -38,7 +38,7 @@ class Ask(msgspec.Struct, tag=True):
     """Do something between two steps and answer with a Reply."""
 
     ticket: int
-    what: Literal["stats", "flush_cache", "check", "drop_hold"]
+    what: Literal["stats", "flush_cache", "check", "drop_hold", "unpin"]
     arguments: list[str] = []
 
 

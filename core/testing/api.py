@@ -64,6 +64,10 @@ class FakeService:
         """Nothing is held."""
         return False
 
+    async def unpin(self, name: str) -> bool:
+        """Nothing is pinned."""
+        return False
+
 
 class NoModelYet:
     """A service whose model is still loading: only the routes' existence may be asked."""

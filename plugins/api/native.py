@@ -1,4 +1,4 @@
-"""The native route: POST /generate, text or token ids, one or a batch, whole or streamed, with all parameters."""
+"""The native routes: POST /generate, text or token ids, one or a batch, with all parameters; POST /pin and /unpin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from phloem.errors import RequestError
 from phloem.interfaces import PluginContext, Service
 from phloem.messages import Event, GenerateCall, Usage
+from phloem.params import SamplingParams
 
 from ._body import Body
 from ._json import JsonRoute
@@ -41,8 +42,24 @@ class GenerateBody(Body):
     routing_key: str | None = None
 
 
+class PinBody(Body):
+    """POST /pin: a prefix to keep in the cache."""
+
+    name: str = Field(min_length=1, description="To unpin it by; a pin replaces an older one of its name.")
+    text: str | None = None
+    input_ids: list[TokenId] | None = None
+    salt: str | None = None
+    adapter: str | None = None
+
+
+class UnpinBody(Body):
+    """POST /unpin."""
+
+    name: str
+
+
 class NativeApi:
-    """Kind `api`: one route for programs that want token ids and everything the engine can tell."""
+    """Kind `api`: routes for programs that want token ids and everything the engine can tell."""
 
     api = 1
     capabilities: ClassVar[frozenset[str]] = frozenset()
@@ -56,7 +73,7 @@ class NativeApi:
         del options, context
 
     def router(self, service: Service) -> APIRouter:
-        """The route."""
+        """The routes."""
         router = APIRouter(tags=["native"], route_class=JsonRoute)
 
         @router.post("/generate", responses=STREAMS)
@@ -74,6 +91,23 @@ class NativeApi:
             ]
             single = isinstance(body.text, str) or (body.input_ids and isinstance(body.input_ids[0], int))
             return json_response(answers[0] if single and len(answers) == 1 else answers)
+
+        @router.post("/pin")
+        async def pin(body: PinBody, request: Request) -> Response:
+            """Compute a prefix, if need be, and keep it in the cache until it is unpinned."""
+            (prompt,) = await _prompts(body, service)
+            params = SamplingParams(max_tokens=1, temperature=0)
+            call = GenerateCall(call_id=new_id("pin"), prompt=prompt, params=params, salt=body.salt, pin=body.name)
+            call.adapter = body.adapter
+            ((choice,),) = await unless_gone(request.receive, collect(service, [call]))
+            usage = choice.usage or Usage()
+            counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+            return json_response({"name": body.name, **counts})
+
+        @router.post("/unpin")
+        async def unpin(body: UnpinBody) -> Response:
+            """Let a pinned prefix go, to be evicted like any other; false if there is none of that name."""
+            return json_response({"unpinned": await service.unpin(body.name)})
 
         return router
 
@@ -106,7 +140,7 @@ async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
     ]
 
 
-async def _prompts(body: GenerateBody, service: Service) -> list[list[int]]:
+async def _prompts(body: GenerateBody | PinBody, service: Service) -> list[list[int]]:
     """The prompts as token ids."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("give either text or input_ids", param="text")

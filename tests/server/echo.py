@@ -100,6 +100,7 @@ class EchoCore:
         self.counters = Counters()
         self.flushed = 0
         self.dropped: list[str] = []  # holds
+        self.pinned: set[str] = set()
         self.seen: list[GenerateCall] = []
         self.calls: dict[str, list[Running]] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -154,6 +155,7 @@ class EchoCore:
             "running": sum(map(len, self.calls.values())),
         }
         more["holds"] = {"count": 0, "tokens": 0, "revoked": 0, "expired": 0}
+        more["pins"] = {"count": len(self.pinned), "tokens": 0}
         group = {"total": 1000, "free": 1000 - held, "evictable": 0, "protected": 0, "leased": held}
         return {**self.counters.snapshot(), **more, "groups": [group]}
 
@@ -163,6 +165,11 @@ class EchoCore:
     def drop_hold(self, name: str) -> bool:
         self.dropped.append(name)
         return True
+
+    def unpin(self, name: str) -> bool:
+        known = name in self.pinned
+        self.pinned.discard(name)
+        return known
 
     def _drain(self) -> None:
         block = not self.calls
@@ -179,6 +186,7 @@ class EchoCore:
         length, want = len(call.prompt), call.params.max_tokens or 1
         error: Exception | None = None
         self.seen.append(call)
+        self.pinned |= {call.pin} if call.pin else set()
         if length + want > self.limit:
             problem = f"prompt of {length} tokens + {want} exceeds the limit of {self.limit}"
             error = RequestError(problem, param="prompt")

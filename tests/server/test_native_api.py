@@ -83,3 +83,16 @@ def test_stream_deltas_join_to_the_whole(run: Run) -> None:
 )
 def test_refusals(run: Run, body: dict[str, Any], param: str | None, words: str) -> None:
     refused(post(run, "/generate", body), param, words)
+
+
+def test_pin_and_unpin(run: Run) -> None:
+    body = {"name": "system", "text": "The sugar a leaf"}
+    assert post(run, "/pin", body).json() == {"name": "system", "prompt_tokens": 16, "cached_tokens": 1}
+    assert post(run, "/pin", {"name": "ids", "input_ids": [69, 70]}).json()["prompt_tokens"] == 2
+    assert post(run, "/unpin", {"name": "system"}).json() == {"unpinned": False}, "each run has a server of its own"
+
+
+def test_pins_are_refused(run: Run) -> None:
+    refused(post(run, "/pin", {"name": "a"}), "text")
+    refused(post(run, "/pin", {"text": "a"}), "name")
+    refused(post(run, "/pin", {"name": "a", "text": "a", "max_tokens": 3}), "max_tokens")
