@@ -70,6 +70,8 @@ def build_parts(config: Config) -> Parts:
     drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
     policy = make("schedule", limits)
+    if "listens" in policy.capabilities:
+        cache.listen(policy)
 
     def host_bound(request: Request) -> bool:
         return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .batch import Plan, Segment
 from .config_sections import ScheduleSection
 from .drafts import Draft
-from .errors import PluginError
 from .interfaces import Policy
 from .ledger import Ledger
+from .parking import MAX_DEFERRED_STEPS, MOST_PER_STEP
 from .prefix import common_prefix
 from .request import Request, State
 from .scoring import Tree
-from .siblings import shortest_first
+from .waiting import WaitingQueue
 
 # A waiting request that shares less than this with one being prefilled does not wait for it.
 SHARED_PREFIX_TOKENS = 16
 # Output a running request is assumed to still need is counted up to this many tokens (as SGLang does).
 RESERVE_CLIP_TOKENS = 4096
-# Bound on waiting for another request's prefix.
-MAX_DEFERRED_STEPS = 256
 
 
 @dataclass(eq=False)
@@ -39,28 +37,41 @@ class Scheduler:
     host_bound: Callable[[Request], bool]
     draft_tokens: int
     branches: bool = True  # the attention takes trees of continuations, not only chains
-    waiting: list[Request] = field(default_factory=list, init=False)
+    waiting: WaitingQueue = field(init=False)
     running: list[Request] = field(default_factory=list, init=False)
     retractions: int = field(default=0, init=False)
-    policy_error: Exception | None = field(default=None, init=False)  # raised by the policy in this plan; the loop acts
     # Share of the remaining output that admission keeps free; rises when it was too low.
     _reserve: float = field(default=0.3, init=False)
     _plan: Plan = field(default_factory=Plan, init=False)  # the one being made
+
+    def __post_init__(self) -> None:
+        self.waiting = WaitingQueue(self.policy, self.ledger.peek)
 
     # --- arrivals and departures
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.ledger.holds.touch(request.call.hold)
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def drop(self, request: Request, *, publish: bool) -> None:
         """A request ends, in whatever state: every slot goes back, to the cache (`publish`) or the free list."""
-        if request.state in (State.RUNNING, State.WAITING):
-            (self.running if request.state is State.RUNNING else self.waiting).remove(request)
-        request.state = State.FINISHED
+        before, request.state = request.state, State.FINISHED
+        if before is State.RUNNING:
+            self.running.remove(request)
+        elif before is State.WAITING:
+            self.waiting.remove(request)
         holds = request.choice == 0 and request.finish_reason in ("stop", "length")
         self.ledger.release(request, publish=publish, hold=request.call.hold if holds else None)
+
+    @property
+    def policy_error(self) -> Exception | None:
+        """What the policy raised or got wrong, until the loop has acted on it and sets it to None."""
+        return self.waiting.error
+
+    @policy_error.setter
+    def policy_error(self, error: Exception | None) -> None:
+        self.waiting.error = error
 
     # --- planning
 
@@ -71,7 +82,8 @@ class Scheduler:
         retractions = self.retractions
         self._plan_decodes()
         self._plan_prefills()
-        if self.waiting and self.retractions == retractions:
+        self.waiting.take_back()
+        if self.waiting and self.retractions == retractions and self.policy_error is None:
             self._admit()
         return self._plan
 
@@ -141,6 +153,7 @@ class Scheduler:
             if self.ledger.holds.revoke():
                 continue
             victim = self._victim(request)
+            self._reserve = min(1.0, self._reserve + 0.1)
             self.retract(victim)
             if victim is request:
                 return False
@@ -166,8 +179,7 @@ class Scheduler:
             del request.prompt_logprobs[1:]  # the prompt is scored again from its start
         self.retractions += 1
         self._plan.remove(request)
-        self._reserve = min(1.0, self._reserve + 0.1)
-        self.waiting.insert(0, request)
+        self.waiting.add(request)
 
     def _needed_later(self, request: Request) -> int:
         """Slots a request is expected to ask for beyond its present text."""
@@ -177,66 +189,83 @@ class Scheduler:
 
     def _admit(self) -> None:
         self._reserve = max(0.1, self._reserve * 0.999)
-        if not self._may_start():
+        preempts = "preempts" in self.policy.capabilities
+        if not (self._may_start() or preempts):
             return
-        promised = sum(len(r.tokens) - r.capacity + self._needed_later(r) for r in self.running)
-        try:
-            ordered = shortest_first(self._ordered())
-        except Exception as error:  # a plugin's: those it was to order fail, the running ones go on
-            self.policy_error = error
-            return
-        for request in ordered:
-            if not self._may_start():
+        prefilling = [request for request in self.running if request.computed < request.prompt_len]
+        parked = 0
+        for request in self.waiting.order():
+            if not (self._may_start() or preempts):
                 return
-            if self._waits_for_prefix(request):
-                request.deferred += 1
-                continue
-            self.ledger.admit(request)  # first: what it matches is not evictable any more
-            need = len(request.tokens) - request.computed + self._needed_later(request)
-            # Alone, a request always fits: arrival checked its limit against the pool.
-            if self.running and not self.ledger.holds.make_way(need + promised, lambda: self.ledger.available):
-                self.ledger.release(request, publish=False)
+            if self._park(request, prefilling):
+                parked += 1
+                if parked == MOST_PER_STEP:
+                    return
+            elif self._make_place(request):
+                retractions = self.retractions
+                self._start(request)
+                if self.retractions != retractions:
+                    return  # slots have run out: who was retracted must not start again at once
+                prefilling.append(request)
+            else:
                 return
-            self._start(request)
-            promised += len(request.tokens) - request.capacity + self._needed_later(request)
 
     def _may_start(self) -> bool:
         """One more request fits the step's budgets."""
         return len(self.running) < self.limits.max_running and self._plan.rows < self.limits.max_tokens_per_step
 
-    def _ordered(self) -> Sequence[Request]:
-        if "matched" in self.policy.capabilities:
-            for request in self.waiting:
-                self.ledger.peek(request)
-        ordered = list(self.policy.order(self.waiting))
-        if len(ordered) != len(self.waiting) or set(map(id, ordered)) != set(map(id, self.waiting)):
-            raise PluginError(
-                f"{type(self.policy).__name__}.order() did not return a permutation of the waiting requests"
-            )
-        return ordered
+    def _make_place(self, request: Request) -> bool:
+        """Lease a waiting request's prefix and see that the rest fits as well, at the cost of whom the policy names."""
+        while not self._may_start():
+            if not self._preempt(request):
+                return False
+        self.ledger.admit(request)  # first: what it matches is not evictable any more
+        # Alone, a request always fits: arrival checked its limit against the pool.
+        while self.running and not self.ledger.holds.make_way(self._demand(request), lambda: self.ledger.available):
+            if not self._preempt(request):
+                self.ledger.release(request, publish=False)
+                return False
+        return True
 
-    def _waits_for_prefix(self, request: Request) -> bool:
-        """True while a running request is computing a prefix that this one could share (bounded)."""
+    def _demand(self, request: Request) -> int:
+        """Slots that the running requests and one more are expected to ask for from now on."""
+        return sum(len(r.tokens) - r.capacity + self._needed_later(r) for r in (*self.running, request))
+
+    def _preempt(self, request: Request) -> bool:
+        """Retract a running request for a waiting one, if the policy names one."""
+        victim = self.waiting.preempted(request, self.running)
+        if victim is not None:
+            self.retract(victim)
+        return victim is not None
+
+    # --- prefixes in the making
+
+    def _park(self, request: Request, prefilling: list[Request]) -> bool:
+        """Take a request out of the queue if a running one is computing a prefix that it could share (bounded)."""
         if not self.ledger.shares or request.deferred >= MAX_DEFERRED_STEPS:
             return False
-        limit, group, page = self.ledger.match_limit(request), request.call.group, self.ledger.page_size
+        limit, group, page = request.match_limit, request.call.group, self.ledger.page_size
         have = self.ledger.peek(request)
         if have + page > limit:
             return False
-        for other in self.running:
-            if other.computed >= other.prompt_len or other.namespace != request.namespace:
-                continue  # what it published is in the tree already, and `peek` saw it
+        for other in prefilling:
+            if other.namespace != request.namespace:
+                continue
             # For a declared sibling every token counts, and who has waited waits to the prefix's end.
             close = request.deferred > 0 or (group is not None and other.call.group == group)
-            shared = common_prefix(request.tokens, other.tokens, 0, min(limit, other.prompt_len))
-            gain = shared - shared % page - have
-            if gain >= max(page, 1 if close else SHARED_PREFIX_TOKENS) and other.computed < shared:
+            least = have + max(page, 1 if close else SHARED_PREFIX_TOKENS)
+            most = min(limit, other.prompt_len)
+            if most < least or request.tokens[least - 1] != other.tokens[least - 1]:
+                continue
+            shared = common_prefix(request.tokens, other.tokens, 0, most)
+            if shared - shared % page >= least and other.computed < shared:
+                self.waiting.park(request, other, shared)
                 return True
         return False
 
     def _start(self, request: Request) -> None:
-        self.waiting.remove(request)
         request.state = State.RUNNING
+        self.waiting.remove(request)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
         self.running.append(request)

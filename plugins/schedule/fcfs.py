@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from pydantic import BaseModel, ConfigDict
 
 from phloem.interfaces import PluginContext
-from phloem.request import Request
+
+from ._ranked import RankedPolicy
 
 
 class FcfsOptions(BaseModel):
@@ -16,20 +15,12 @@ class FcfsOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Fcfs:
+class Fcfs(RankedPolicy):
     """Arrival order; a retracted request keeps its place."""
 
     api = 1
     Options = FcfsOptions
-    capabilities: frozenset[str] = frozenset()
+    max_overtakes = 512  # while a request waits for another one's prefix; the order itself has none
 
     def __init__(self, options: FcfsOptions, context: PluginContext) -> None:
-        pass
-
-    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """Earliest arrival first."""
-        return sorted(waiting, key=lambda r: r.arrival)
-
-    def victim(self, running: Sequence[Request]) -> Request | None:
-        """The core's choice: the latest arrival."""
-        return None
+        super().__init__(lambda request: request.arrival)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from phloem.interfaces import PluginContext
-from phloem.request import Request
+
+from ._indexed import IndexedPolicy
 
 
 class LpmOptions(BaseModel):
@@ -19,25 +18,19 @@ class LpmOptions(BaseModel):
     """No request is overtaken by more than this many later ones."""
 
 
-class Lpm:
+class Lpm(IndexedPolicy):
     """Orders by cached tokens minus a charge linear in arrival, so order keys of waiting requests never drift.
 
     A later request passes an earlier one only if its longer match outweighs the arrivals between them. With a charge
-    of context / max_overtakes per arrival, none that came more than `max_overtakes` later can.
+    of context / max_overtakes per arrival, none that came more than `max_overtakes` later can. After the policy of
+    RadixAttention (Zheng et al., arXiv 2312.07104), with ageing, and at any length of the queue.
     """
 
     api = 1
     Options = LpmOptions
-    capabilities = frozenset({"matched"})
 
     def __init__(self, options: LpmOptions, context: PluginContext) -> None:
         longest = context.model.context_length if context.model else 1 << 20
-        self._charge = longest / options.max_overtakes
-
-    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """Most valuable first; ties keep arrival order."""
-        return sorted(waiting, key=lambda r: r.arrival * self._charge - r.matched)
-
-    def victim(self, running: Sequence[Request]) -> Request | None:
-        """The core's choice: the latest arrival."""
-        return None
+        charge = longest / options.max_overtakes
+        self.max_overtakes = options.max_overtakes
+        super().__init__(context.page_size, lambda request: request.arrival * charge)

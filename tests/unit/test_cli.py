@@ -151,7 +151,7 @@ def test_plugins_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "show", "lpm"]) == 0
     out = capsys.readouterr().out
     assert "schedule.lpm  (phloem 0.1.0, phloem.plugins.schedule.lpm:Lpm)" in out
-    assert "capabilities: matched" in out
+    assert "capabilities: listens, matched, queue" in out
     assert "| `max_overtakes` | integer | `512` |" in out
     assert main(["plugins", "show", "native"]) == 2
     assert "'native' is ambiguous: say api.native or model.native" in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_plugins_show(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plugins_check(tmp_path: Path) -> None:
     good = phloem("plugins", "check", "schedule.lpm", "--set", "max_overtakes=512")
     assert good.returncode == 0, good.stdout
-    assert "29 passed" in good.stdout
+    assert "35 passed" in good.stdout
     (tmp_path / "bad.py").write_text(
         policy_file(tmp_path).read_text()
         + "\n\nclass Loser(Policy):\n    def order(self, waiting): return waiting[1:]\n"
