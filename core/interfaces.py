@@ -8,7 +8,7 @@ the loop's thread; none may block on I/O, and none may keep references to a batc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ from .drafts import Draft
 from .eviction import Eviction as Eviction  # the kinds are looked up by name in this module
 from .eviction import EvictionNode as EvictionNode
 from .feed import Events as Events
+from .keys import KeyScheme as KeyScheme
 from .messages import GenerateCall
 from .model_spec import ModelSpec
 from .params import SamplingParams
@@ -28,8 +29,11 @@ from .parsing import Parser as Parser
 from .parsing import ParserStream as ParserStream
 from .parsing import Piece as Piece
 from .parsing import Tool as Tool
+from .policies import Policy as Policy
+from .policies import PreemptingPolicy as PreemptingPolicy
+from .policies import QueuePolicy as QueuePolicy
 from .pool import KVStore, SlotPool
-from .request import Namespace, Request
+from .request import Namespace
 
 if TYPE_CHECKING:
     import torch
@@ -182,55 +186,6 @@ class CountsUses(Protocol):
         """
 
 
-# --- kind "schedule" ---------------------------------------------------------------------------------------------
-
-
-class Policy(Protocol):
-    """Kind `schedule`. Orders the waiting requests and, where it wants, names a victim. Budgets are the core's.
-
-    Capabilities: `matched`: it reads `request.matched`, which is then fresh, of all before each `order`, or with
-    `queue` at `add`. `queue`: it keeps the queue itself, see `QueuePolicy`. `listens`: it is a `CacheListener`.
-    `priority`: it reads `request.call.priority`. `preempts`: see `PreemptingPolicy`.
-
-    An optional attribute `max_overtakes`, a number, makes the core see to it that no request is overtaken by more later
-    ones than that, whatever `order` says.
-    """
-
-    capabilities: frozenset[str]
-
-    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """The waiting requests, best first, each once. Called once per step in which something may start.
-
-        Read only as far as something may start, so it pays to be lazy. With `queue`, `waiting` is empty.
-        """
-
-    def victim(self, running: Sequence[Request]) -> Request | None:
-        """Whom to retract when slots run out; None leaves it to the core (latest arrival)."""
-
-
-class QueuePolicy(Protocol):
-    """What a policy with the capability `queue` has besides: then nothing in a step costs time for all who wait.
-
-    Both are also called while an `order` is being read; what they change counts from the next request on.
-    """
-
-    def add(self, request: Request) -> None:
-        """A request has come to the queue: it is new, was retracted, or no longer waits for another one's prefix."""
-
-    def remove(self, request: Request) -> None:
-        """It has left the queue: it runs (see its `state`), has ended, or waits for a prefix in the making."""
-
-
-class PreemptingPolicy(Protocol):
-    """What a policy with the capability `preempts` has besides."""
-
-    def preempt(self, request: Request, running: Sequence[Request]) -> Request | None:
-        """Which running request gives way to a waiting one for which there is no place; None for none.
-
-        Asked again until it fits. Must not name one that would in its turn be given `request`'s place.
-        """
-
-
 # --- kind "attention" --------------------------------------------------------------------------------------------
 
 
@@ -312,6 +267,7 @@ class DraftContext:
     namespace: Namespace
     matcher: Matcher | None  # stands after `tokens`; leave it as found
     params: SamplingParams
+    chain: int = 0  # so many last `tokens` are a leader's proposal, not written yet
 
 
 class Drafter(Protocol):
@@ -319,6 +275,8 @@ class Drafter(Protocol):
 
     Raising, or proposing nonsense, switches the drafter off for that request. Capability `leads`: its chain is so
     likely that drafters after it are asked to continue it (their `context.tokens` and `matcher` stand at its end).
+    Capability `inline`: `propose` is called on the loop's thread, where nothing can end it, so it promises to return
+    soon. Others are called on a thread of their own, while the loop waits a second at most.
     """
 
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
