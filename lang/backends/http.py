@@ -19,6 +19,7 @@ from ..roles import Roles
 from ._endings import Endings
 from ._failures import broken_off, lacking, refused, surrogate, unreachable
 from ._http_path import HttpPath
+from ._lanes import Lanes
 from ._loops import Connected, PerLoop
 from .base import Path
 
@@ -56,14 +57,14 @@ class HttpBackend(Connected):
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         secured = package.create_ssl_context()  # takes longer to make than many a request: one for all clients
         timeout = package.Timeout(timeout_s, connect=CONNECT_S, pool=None)
-        limits = package.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=64)
+        single = package.Limits(max_connections=1)
 
         def make() -> httpx.AsyncClient:
             return package.AsyncClient(
-                base_url=self.url, headers=headers, timeout=timeout, limits=limits, verify=secured
+                base_url=self.url, headers=headers, timeout=timeout, limits=single, verify=secured
             )
 
-        self._clients = PerLoop(make, lambda client: client.aclose())
+        self._clients = PerLoop(lambda: Lanes(make, MOST_CONNECTIONS), lambda lanes: lanes.aclose())
         # for what blocks: it keeps no connection, so that nobody has to close it
         none = package.Limits(max_keepalive_connections=0)
         self._plain = package.Client(base_url=self.url, headers=headers, timeout=END_S, limits=none, verify=secured)
@@ -138,8 +139,10 @@ class HttpBackend(Connected):
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """One request and its answer's JSON. Raises PhloemError."""
+        content = _encoded(body)
         try:
-            answer = await self._clients.get().request(method, path, content=_encoded(body), headers=_JSON)
+            async with self._clients.get().lane() as client:
+                answer = await client.request(method, path, content=content, headers=_JSON)
         except self._httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         return self._body(answer)
@@ -148,7 +151,10 @@ class HttpBackend(Connected):
         """The events of a streamed answer. Raises PhloemError, also for one that breaks off."""
         content = _encoded(body)
         try:
-            async with self._clients.get().stream("POST", path, content=content, headers=_JSON) as answer:
+            async with (
+                self._clients.get().lane() as client,
+                client.stream("POST", path, content=content, headers=_JSON) as answer,
+            ):
                 if answer.status_code != 200:
                     await answer.aread()
                     self._body(answer)
