@@ -9,6 +9,7 @@ A router holds one for each engine and sends a request where the answer is highe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,16 +74,20 @@ class Mirror:
 class Follower(Mirror):
     """A mirror that follows the publisher `zmq` of one engine, wherever that is. Needs pyzmq."""
 
-    def __init__(self, endpoint: str, replay: str, *, topic: str = "", timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, endpoint: str, replay: str, *, topic: str = "", timeout_s: float = 5.0, check_s: float = 1.0
+    ) -> None:
         """Connects to `events.endpoint` and `events.replay` of the engine, and asks for its state.
 
-        TimeoutError if the engine does not answer within `timeout_s`.
+        TimeoutError if the engine does not answer within `timeout_s`. While nothing comes, the engine is asked every
+        `check_s` seconds whether something should have: so the loss of a last batch is found, and a restart.
         """
         import zmq
 
         super().__init__()
         self._context = zmq.Context()
-        self._replay, self._timeout_s = replay, timeout_s
+        self._replay, self._timeout_s, self._check_s = replay, timeout_s, check_s
+        self._heard_s = 0.0  # time.monotonic() of the last sign of life
         self._decode = msgspec.msgpack.Decoder(EventBatch).decode
         self._news: Any = self._context.socket(zmq.SUB)
         self._news.setsockopt(zmq.SUBSCRIBE, topic.encode())
@@ -96,14 +101,16 @@ class Follower(Mirror):
     def poll(self, timeout_s: float = 0.0) -> int:
         """Apply what has come, waiting so long for the first; returns how many batches. Gaps are closed at once.
 
-        Where nothing has come the engine is asked whether something should have, so a lost last batch is found, too.
+        TimeoutError where the engine does not answer: the mirror stays as it was, and a later call asks again.
         """
         count = 0
         while self._news.poll(0 if count else round(1000 * timeout_s)):
             count += 1
             if not self.apply(self._decode(self._news.recv_multipart()[-1])):
                 self.sync()
-        if not count:
+        if count:
+            self._heard_s = time.monotonic()
+        elif time.monotonic() - self._heard_s >= self._check_s:
             self.sync()
         return count
 
@@ -112,22 +119,25 @@ class Follower(Mirror):
 
         TimeoutError if no answer comes.
         """
-        if not self._ask(self.seq + 1 if self.source else 0):
+        # The last one is asked for again: that it is there, and from the same source, says that this is the same life.
+        if not self._ask(self.seq):
             self._ask(0)
+        self._heard_s = time.monotonic()
 
     def _ask(self, start: int) -> bool:
-        """Apply a replay from `start`; False if it doesn't follow on what is here."""
+        """Apply a replay from `start`; False if it is empty or doesn't follow on what is here."""
         import zmq
 
         with self._context.socket(zmq.DEALER) as asking:  # a new one each time: no late answer to an earlier question
             asking.setsockopt(zmq.LINGER, 0)
             asking.connect(self._replay)
             asking.send_multipart([b"", start.to_bytes(8, "big")])
-            fits = True
+            count, fits = 0, True
             while asking.poll(round(1000 * self._timeout_s)):
                 *_, payload = asking.recv_multipart()
                 if not payload:
-                    return fits
+                    return fits and count > 0
+                count += 1
                 fits = self.apply(self._decode(payload)) and fits
         raise TimeoutError(f"no answer from {self._replay} within {self._timeout_s:g} s: is it the engine's replay?")
 

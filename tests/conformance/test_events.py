@@ -45,6 +45,6 @@ class TestZmq(EventsSuite):
     def mirror(self, publisher: Any) -> Mirror:
         follower = self.followers.get(id(publisher))
         if follower is None:
-            follower = self.followers[id(publisher)] = Follower(publisher.endpoint, publisher.replay)
+            follower = self.followers[id(publisher)] = Follower(publisher.endpoint, publisher.replay, check_s=0.0)
         follower.poll(0.05)
         return follower
