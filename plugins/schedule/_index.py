@@ -66,7 +66,7 @@ class WaitingIndex:
         """A request waits no more. Raises KeyError if it was never added."""
         node, _ = self._where.pop(request)
         node.own -= 1
-        if self._aside.pop(request, request) is request:
+        if self._aside.pop(request, request) is not None:
             self._count(node, -1)
         while not node.own and not node.children and not isinstance(node, Root):
             self._places -= node.covered > 0
@@ -87,8 +87,7 @@ class WaitingIndex:
         self.restore()
         while (request := self.first()) is not None:
             yield request
-            if request in self._where:
-                self.set_aside(request)
+            self.pass_over(request)
         self.restore()
 
     def first(self) -> Request | None:
@@ -109,12 +108,13 @@ class WaitingIndex:
                 return thing
             node = thing
 
-    def set_aside(self, request: Request) -> None:
-        """Leave a request out until `restore`."""
-        node = self._where[request][0]
-        self._aside[request] = None
-        self._count(node, -1)
-        self._refresh(node)
+    def pass_over(self, request: Request) -> None:
+        """Leave a request out until `restore`, if it still waits."""
+        if request in self._where and request not in self._aside:
+            node = self._where[request][0]
+            self._aside[request] = None
+            self._count(node, -1)
+            self._refresh(node)
 
     def restore(self) -> None:
         """Take back what was set aside."""

@@ -57,9 +57,14 @@ class RankedQueue:
         """Best first, each request once; what is added and removed meanwhile counts at once."""
         self.restore()
         while (request := self.first()) is not None:
-            self._aside.append(heappop(self._heap))
+            self.pass_over()
             yield request
         self.restore()
+
+    def pass_over(self) -> None:
+        """Set the best request aside until `restore`."""
+        if self.first() is not None:
+            self._aside.append(heappop(self._heap))
 
     def restore(self) -> None:
         """Take back what was set aside."""

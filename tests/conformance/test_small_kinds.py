@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from phloem.plugins.cache.eviction import Fifo, Filo, Lfu, Lru, Mru, Priority, Slru
 from phloem.plugins.cache.eviction_cost import Cost
 from phloem.plugins.observer.jsonl import JsonlObserver
-from phloem.plugins.schedule.fcfs import Fcfs
-from phloem.plugins.schedule.lpm import Lpm
 from phloem.testing import (
     EvictionSuite,
     FakeDrafter,
@@ -20,16 +18,6 @@ from phloem.testing import (
     ScheduleSuite,
     SpecSuite,
 )
-
-
-class TestLpm(ScheduleSuite):
-    plugin = Lpm
-    max_overtakes = 512
-
-
-class TestFcfs(ScheduleSuite):
-    plugin = Fcfs
-    max_overtakes = 0
 
 
 class TestFakePolicy(ScheduleSuite):

@@ -25,7 +25,8 @@ def test_built_ins_are_found_like_strangers() -> None:
     found = {(f.kind, f.name): f for f in Registry().found()}
     assert found["cache", "radix"].distribution == "phloem"
     assert found["cache", "radix"].target == "phloem.plugins.cache.radix:RadixCache"
-    assert Registry().names("schedule") == ["fcfs", "lpm"]
+    policies = "dfs-weight fcfs hrrn lof lpm priority random routing-key shortest-prefill"
+    assert Registry().names("schedule") == policies.split()
 
 
 def test_listing_imports_no_plugin() -> None:
