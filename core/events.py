@@ -7,6 +7,7 @@ The messages have the names and fields of vLLM's KV events, as maps, so that a r
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -74,9 +75,13 @@ def block_hashes(tokens: Sequence[int], block_size: int, namespace: Namespace = 
 
 
 def chain(tokens: Sequence[int], block_size: int, parent: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(hash, tokens as little-endian int32) of each whole block. O(len(tokens)): about a microsecond a block."""
-    data = np.asarray(tokens, dtype="<i4").tobytes()
-    size = 4 * block_size
+    """(hash, bytes of its tokens) of each whole block. O(len(tokens)): about a microsecond a block.
+
+    Tokens are little-endian int32; the keys of a `key` scheme, an array("q"), are int64.
+    """
+    width = 8 if isinstance(tokens, array) and tokens.typecode == "q" else 4
+    data = np.asarray(tokens, dtype=f"<i{width}").tobytes()
+    size = width * block_size
     for at in range(0, len(data) - size + 1, size):
         block = data[at : at + size]
         parent = hashlib.sha256(parent + block).digest()[:HASH_BYTES]

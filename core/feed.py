@@ -265,7 +265,8 @@ class Feed:
     @staticmethod
     def _extend(run: BlockStored, key: bytes, block: _Block) -> None:
         run.block_hashes.append(key)
-        run.token_ids += np.frombuffer(block.tokens, dtype="<i4").tolist()
+        width = len(block.tokens) // run.block_size
+        run.token_ids += np.frombuffer(block.tokens, dtype=f"<i{width}").tolist()
 
     def _batch(self, events: list[Event]) -> EventBatch:
         return EventBatch(ts=time.time(), events=events, seq=self.seq, source=self.source)

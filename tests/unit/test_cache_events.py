@@ -266,6 +266,20 @@ def test_the_bytes_of_a_hash() -> None:
     assert block_hashes([5, 70000, 0, 1, 9], 2, space) == [first, second]
 
 
+def test_keys_of_a_scheme_count_with_all_their_bits(rigs: Callable[..., Rig]) -> None:
+    """64-bit keys that agree in their lower half are different blocks."""
+    rig = rigs(block=2)
+    mirror, events = Mirror(), Subscription(rig.feed, 100)
+    for upper in (0, 1, -1):
+        rig.feed.stored(HERE, array("q", [(upper << 32) + 7, 8]), 0)
+    rig.feed.removed(HERE, array("q", [(1 << 32) + 7, 8]), 0)
+    catch_up(mirror, events, rig.feed)
+    assert [mirror.longest_prefix(array("q", [(upper << 32) + 7, 8])) for upper in (0, 1, -1)] == [2, 0, 2]
+    assert mirror.longest_prefix([7, 8]) == 0, "these are tokens"
+    stored = [event.token_ids for event in rig.feed.snapshot().events if isinstance(event, BlockStored)]
+    assert stored == [[7, 8], [7 - (1 << 32), 8]]
+
+
 def test_hashes_stay_what_they_are() -> None:
     """Other programs compute them: these values may never change."""
     assert namespace_hash(HERE, 64).hex() == "5ba411ff20fa13153c87fd7daae715c6"
