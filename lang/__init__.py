@@ -14,10 +14,6 @@ Programs written for SGLang's frontend run by changing the import:
 """
 
 from .api import (
-    Engine,
-    OpenAI,
-    Runtime,
-    RuntimeEndpoint,
     assistant,
     assistant_begin,
     assistant_end,
@@ -42,6 +38,10 @@ from .api import (
     user_end,
     video,
 )
+from .backends.http import HttpBackend as RuntimeEndpoint
+from .backends.local import OwnEngine as Engine
+from .backends.openai import OpenAIBackend as OpenAI
+from .backends.runtime import Runtime
 from .program import Program
 from .state import ProgramState, ProgramStateGroup, State, StateGroup
 from .symbol import TraceError

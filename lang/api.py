@@ -67,14 +67,15 @@ def gen(
     choices: Sequence[str] | None = None,
     choices_method: str | None = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | None = None,
+    json_schema: str | Mapping[str, Any] | type | None = None,
     **more: Any,
 ) -> Expr:
     """Generate text into the variable `name`; without a name the text only joins the state.
 
     With `choices` it is a `select`. `more` takes every other field of SamplingParams (seed, ebnf, lark, json_object,
     structural_tag, think_end, logprobs, ...). With `n` above 1 the variable is a list and the first joins the state.
-    `dtype` (int, float, bool, str) holds the output to what such a value looks like; the variable stays text.
+    `json_schema` is a JSON text, a mapping, or a pydantic model. `dtype` (int, float, bool, str) holds the output to
+    what such a value looks like; the variable stays text.
     Raises RequestError naming what is wrong, when it is called.
     """
     arguments = dict(locals())
@@ -84,8 +85,6 @@ def gen(
     if choices_method is not None:
         raise RequestError("choices_method needs choices", param="choices_method")
     set_ = given(**{key: value for key, value in arguments.items() if key not in _OF_GEN}, **more)
-    if isinstance(json_schema, Mapping):
-        set_["json_schema"] = dict(json_schema)
     made = Gen(name=_name(name), given=set_, dtype=dtype_name(dtype), logprob_start=logprob_start_len)
     SamplingParams(**typed(set_, made.dtype))  # what is wrong in itself is told here, at the line that wrote it
     return made
@@ -221,37 +220,6 @@ def get_server_info(backend: Any = None) -> dict[str, Any] | None:
     if backend is None and session.default_backend is None:
         return None
     return session.wait(session.backend(backend).info())
-
-
-def Engine(model: str | None = None, /, *, model_path: str | None = None, **sections: Any) -> Any:
-    """A backend with an engine of its own in this process: the arguments of `phloem.Engine`.
-
-    Use it as a context manager, or call `shutdown()`.
-    """
-    from .backends.local import LocalBackend
-
-    return LocalBackend.make(model if model is not None else model_path, **sections)
-
-
-def Runtime(model: str | None = None, /, **options: Any) -> Any:
-    """A backend with a server of its own, in a process of its own: the arguments of `Engine`, and `server=...`."""
-    from .backends.runtime import Runtime
-
-    return Runtime(model, **options)
-
-
-def RuntimeEndpoint(base_url: str, *arguments: Any, **options: Any) -> Any:
-    """A backend on a phloem server: programs' states live in the server."""
-    from .backends.http import HttpBackend
-
-    return HttpBackend(base_url, *arguments, **options)
-
-
-def OpenAI(model_name: str, *arguments: Any, **options: Any) -> Any:
-    """A backend on any OpenAI-compatible server: what such a server can do; the rest is refused."""
-    from .backends.openai import OpenAIBackend
-
-    return OpenAIBackend(model_name, *arguments, **options)
 
 
 def _name(name: Any) -> str | None:

@@ -45,6 +45,8 @@ def given(**values: Any) -> dict[str, Any]:
         values["stop_token_ids"] = list(values["stop_token_ids"])
     if "regex" in values:
         _check_regex(values["regex"])
+    if "json_schema" in values:
+        values["json_schema"] = _schema(values["json_schema"])
     return values | _logprobs(asked)
 
 
@@ -73,6 +75,19 @@ def typed(params: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
 
 def _as_list(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) else list(value)
+
+
+def _schema(schema: Any) -> Any:
+    """A schema as SamplingParams takes it, also of a class of pydantic's. Raises RequestError for other classes."""
+    if not isinstance(schema, type):
+        return dict(schema) if isinstance(schema, Mapping) else schema
+    if not callable(made := getattr(schema, "model_json_schema", None)):
+        raise RequestError(
+            f"json_schema is the class {schema.__name__}, which has no schema of its own",
+            hint="give a JSON text, a mapping, a pydantic model, or pydantic.TypeAdapter(...).json_schema()",
+            param="json_schema",
+        )
+    return made()
 
 
 def _check_regex(pattern: Any) -> None:

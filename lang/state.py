@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from phloem.errors import RequestError
@@ -60,7 +60,12 @@ class State:
     @contextmanager
     def _between(self, begin: Expr, end: Expr) -> Iterator[State]:
         self.branch.submit(begin)
-        yield self
+        try:
+            yield self
+        except BaseException:  # the body may catch it and go on: after this message, not in it
+            with suppress(RuntimeError):  # the run is over
+                self.branch.submit(end)
+            raise
         self.branch.submit(end)
 
     # --- forks

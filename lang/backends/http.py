@@ -102,12 +102,12 @@ class HttpBackend(Connected):
 
     async def flush_cache(self) -> None:
         """Drop what the server has cached and does not use."""
-        await asyncio.to_thread(self._endings.flush)
+        await asyncio.to_thread(self.flush_ended)
         await self.call("POST", "/flush_cache")
 
     async def info(self) -> dict[str, Any]:
         """The server's address, its model, and what it tells of its programs."""
-        await asyncio.to_thread(self._endings.flush)
+        await asyncio.to_thread(self.flush_ended)
         return {"url": self.url, **(await self.call("GET", "/v1/programs"))}
 
     # --- states that have ended
@@ -116,13 +116,17 @@ class HttpBackend(Connected):
         """Have the server drop a state, soon. Never waits."""
         self._endings.add(state)
 
+    def flush_ended(self) -> None:
+        """Have the server drop what has ended by now, and wait for it."""
+        self._endings.flush()
+
     def _drop(self, states: list[str]) -> None:
         with contextlib.suppress(self._httpx.HTTPError):  # nobody there, who could keep them; or they expire
             self._plain.post("/v1/programs/delete", json={"ids": states})
 
     async def aclose(self) -> None:
         """Have the server drop what has ended, and close the connections."""
-        await asyncio.to_thread(self._endings.flush)
+        await asyncio.to_thread(self.flush_ended)
         await super().aclose()
 
     def close(self) -> None:
@@ -130,7 +134,7 @@ class HttpBackend(Connected):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._endings.flush()
+            self.flush_ended()
         else:
             self._endings.hurry()
         super().close()

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -64,7 +64,7 @@ class LocalBackend:
     @classmethod
     def make(cls, model: str | None = None, **sections: Any) -> LocalBackend:
         """A backend with an engine of its own; the arguments of `phloem.Engine`."""
-        return cls(Engine(model, **sections) if model is not None else Engine(**sections), owned=True)
+        return OwnEngine(model, **sections)
 
     def start(self, *, priority: int = 0, salt: str | None = None, group: str | None = None) -> Path:
         """The empty path of a run. Runs of one group are each other's siblings, as the branches of one run are."""
@@ -91,11 +91,20 @@ class LocalBackend:
 
     shutdown = close  # SGLang's name
 
-    def __enter__(self) -> LocalBackend:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class OwnEngine(LocalBackend):
+    """A backend with an engine of its own in this process. Use it as a context manager, or call `shutdown()`."""
+
+    def __init__(self, model: str | None = None, /, *, model_path: str | None = None, **sections: Any) -> None:
+        """The arguments of `phloem.Engine`; `model_path` is SGLang's name of the first."""
+        given = model if model is not None else model_path
+        super().__init__(Engine(given, **sections) if given is not None else Engine(**sections), owned=True)
 
 
 class Family:

@@ -14,7 +14,7 @@ from phloem.params import SamplingParams
 
 from ._answers import Answers, Echoed
 from ._dialects import Writer, dialect
-from ._failures import lacking, refused, unreachable
+from ._failures import lacking, refused, surrogate, unreachable
 from ._loops import Connected, PerLoop
 from ._scoring import greedy_match, scored_by_echo
 from .base import Generation, Path, Selection
@@ -131,6 +131,8 @@ class OpenAIBackend(Connected):
                             on_text(text)
         except self._openai.OpenAIError as error:
             raise self._translate(error) from error
+        except UnicodeEncodeError as error:
+            raise surrogate(error) from None
         answers.check(self.url, streamed=on_text is not None)
         return answers
 

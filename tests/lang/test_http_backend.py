@@ -20,6 +20,7 @@ import phloem.lang as pl
 from phloem import SamplingParams
 from phloem.choosing import METHODS
 from phloem.errors import AbortedError, ConfigError, EngineDeadError, PluginError, RequestError
+from phloem.lang.backends._endings import GATHER_S, MOST, Endings
 from phloem.lang.backends.http import HttpBackend
 from phloem.lang.backends.local import LocalBackend
 from phloem.lang.backends.runtime import Runtime
@@ -280,6 +281,78 @@ def test_errors_keep_their_kind_and_name_the_server(remote: HttpBackend) -> None
         list(program.run(backend=remote, stream=True, regex="(?=a)").text_iter())
     empty = pl.function(lambda s: s.__iadd__(pl.gen("a"))).run(backend=remote).error()
     assert isinstance(empty, RequestError)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_unicode_is_refused_where_it_is_read(remote: HttpBackend, stream: bool) -> None:
+    @pl.function
+    def program(s: pl.State, text: str, choice: str) -> None:
+        s += "Begin" + pl.gen("a", max_tokens=1)
+        s += text + pl.gen("b", max_tokens=1, stop=choice)
+
+    for given in ({"text": "a\ud800", "choice": "b"}, {"text": "a", "choice": "\udfff"}):
+        state = program.run(**given, backend=remote, stream=stream)
+        assert isinstance(state["a"], str)
+        with pytest.raises(RequestError, match="lone surrogate"):
+            _ = state["b"]
+
+
+def test_a_program_of_one_call_is_one_request_and_its_end_waits_for_nobody(lang_server: Live) -> None:
+    @pl.function
+    def one(s: pl.State, i: int) -> None:
+        s += f"Number {i}" + pl.gen("x", max_tokens=2)
+
+    @pl.function
+    def forked(s: pl.State) -> None:
+        s += "A fork is the first"
+        branches = s.fork(2)
+        branches += pl.gen("x", max_tokens=2)
+        branches.join()
+
+    asked: list[tuple[str, int]] = []
+    with HttpBackend(lang_server.url) as backend:
+        call, drop = backend.call, backend._drop
+
+        async def noted(method: str, path: str, body: Any = None) -> Any:
+            asked.append((path, 1))
+            return await call(method, path, body)
+
+        def dropped(ids: list[str]) -> None:
+            asked.append(("delete", len(ids)))
+            drop(ids)
+
+        backend.call, backend._endings._send = noted, dropped  # type: ignore[method-assign]
+        states_ = one.run_batch([{"i": i} for i in range(20)], backend=backend)
+        assert [state.error() for state in states_] == [None] * 20
+        backend.flush_ended()
+        assert sum(path == "/v1/programs" for path, _ in asked) == 20
+        deletions = [count for path, count in asked if path == "delete"]
+        assert sum(deletions) == 20
+        assert len(asked) == 20 + len(deletions)
+        assert states(lang_server) == 0
+        asked.clear()
+        assert None not in forked.run(backend=backend)["x"]
+        assert sum(path.endswith("/generate") for path, _ in asked) == 2
+        assert sum(path == "/v1/programs" for path, _ in asked) == 1
+        assert not any(path.endswith("/fork") for path, _ in asked)
+    assert states(lang_server) == 0, "closing it has dropped the rest"
+
+
+def test_endings_are_gathered_and_none_is_lost() -> None:
+    sent: list[list[str]] = []
+    endings = Endings(lambda ids: (time.sleep(0.01), sent.append(ids))[1])
+    threads = [threading.Thread(target=lambda k=k: [endings.add(f"{k} {i}") for i in range(300)]) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    endings.flush()
+    assert sorted(state for ids in sent for state in ids) == sorted(f"{k} {i}" for k in range(4) for i in range(300))
+    assert max(map(len, sent)) <= MOST
+    assert len(sent) < 40
+    endings.add("last")
+    time.sleep(5 * GATHER_S)
+    assert sent[-1] == ["last"]
 
 
 def test_a_state_that_the_server_has_lost(remote: HttpBackend, lang_server: Live) -> None:

@@ -556,3 +556,22 @@ def test_forks_nested_deeper_than_the_stack_are_cancelled(backend: Scripted) -> 
 
     state = program.run(backend=backend)
     assert isinstance(state.error(), AbortedError)
+
+
+def test_a_message_that_an_error_leaves_is_closed(backend: Scripted) -> None:
+    @pl.function
+    def program(s: pl.State) -> None:
+        try:
+            with s.user(), s.var_scope("said"):
+                s += "half of it"
+                raise ValueError
+        except ValueError:
+            pass
+        with s.assistant():
+            s += pl.gen("answer", max_tokens=1)
+
+    state = program.run(backend=backend)
+    assert state.error() is None
+    assert state["said"] == "half of it"
+    assert [message["role"] for message in state.messages()] == ["user", "assistant"]
+    assert state.text().startswith("<user>half of it</user><assistant>")

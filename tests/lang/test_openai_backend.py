@@ -51,6 +51,15 @@ def talk(s: pl.State, question: str) -> None:
     s += pl.assistant(pl.gen("second"))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_what_is_not_unicode_is_refused(lang_server: Live, chat: bool, stream: bool) -> None:
+    able = backend(lang_server, is_chat_model=chat)
+    state = (talk if chat else story).run("Is \ud800 good?", backend=able, stream=stream)
+    with pytest.raises(RequestError, match=r"lone surrogate \(U\+D800\)"):
+        _ = state["first" if chat else "last"] and list(state.text_iter())
+
+
 def test_a_completions_program_writes_what_the_api_does(lang_server: Live) -> None:
     state = story.run("The fox", backend=completions(lang_server), max_new_tokens=5, temperature=0)
 

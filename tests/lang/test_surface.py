@@ -9,6 +9,7 @@ import pickle
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import phloem.lang as pl
 from phloem.errors import RequestError
@@ -41,6 +42,25 @@ def test_every_sampling_parameter_can_be_given() -> None:
     made = pl.gen("x", seed=1, lark="start: /a/", think_end="</think>", repetition_penalty=1.1, logit_bias={3: 1.0})
     assert isinstance(made, ir.Gen)
     assert set(made.given) == {"seed", "lark", "think_end", "repetition_penalty", "logit_bias"}
+
+
+def test_backends_are_classes_that_can_annotate() -> None:
+    for made in (pl.Engine, pl.Runtime, pl.RuntimeEndpoint, pl.OpenAI):
+        assert isinstance(made, type)
+        assert callable(made.start)  # type: ignore[attr-defined]
+
+
+def test_a_schema_may_be_a_class_of_pydantics() -> None:
+    class Tree(BaseModel):
+        height: int
+
+    expected = Tree.model_json_schema()
+    made = pl.gen("x", json_schema=Tree)
+    assert isinstance(made, ir.Gen)
+    assert made.given == {"json_schema": expected}
+    with pytest.raises(RequestError, match="no schema of its own") as caught:
+        pl.gen("x", json_schema=dict)
+    assert "TypeAdapter" in str(caught.value)
 
 
 def test_logprobs() -> None:
