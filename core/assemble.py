@@ -58,14 +58,16 @@ def build_parts(config: Config) -> Parts:
     cache_class: Any = config.cache.plugin
     groups: tuple[PoolGroup, ...] = cache_class.groups(model.spec)
     memory = plan_memory(config, model.spec, groups, _DTYPES[model.spec.dtype].itemsize, device)
-    pools = tuple(SlotPool(memory.tokens // config.cache.page_size, config.cache.page_size) for _ in groups)
+    page = config.cache.page_size
+    pools = tuple(SlotPool(slots // page, page) for slots in memory.slots)
     eviction = make("eviction", config.cache.eviction)
     cache = make("cache", config.cache, pools=pools, extras={"eviction": eviction})
     group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(model.spec.layers))]
-    kv = KVStore(model.spec, [memory.tokens] * len(groups), group_of, _DTYPES[model.spec.dtype], device)
+    kv = KVStore(model.spec, memory.slots, group_of, _DTYPES[model.spec.dtype], device)
     limits, limit = config.schedule, memory.max_total_tokens
     holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s)
-    ledger = Ledger(cache, pools, kv, holds, rows=limits.max_running, context=limit)
+    windows, rows = [group.window for group in groups], limits.max_running
+    ledger = Ledger(cache, pools, kv, holds, rows=rows, context=limit, windows=windows, chunk=limits.chunk)
 
     drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}

@@ -138,6 +138,9 @@ class CacheSection(PluginSection):
     """Memory of the KV pool in bytes; `auto` takes what the machine can spare."""
     tokens: Annotated[Size, Field(ge=1)] | None = None
     """Slots of the KV pool, in tokens; wins over `size`."""
+    window_every: Annotated[Size, Field(ge=1)] = 2048
+    """Where layers with a window have a pool of their own (`swa`, `chunk`): besides what running requests need, it
+    keeps one window for every so many tokens of the pool. Ended conversations are about that long, say."""
     eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
     pin_share: float = Field(default=0.0, ge=0, lt=1)

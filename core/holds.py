@@ -97,13 +97,17 @@ class Holds:
 
     def check(self) -> None:
         """Verify the count of locked slots against the leases; raises AssertionError."""
-        held = [self._cache.slots(hold.lease)[0] for hold in self._named.values()]
+        held = [self._locked(hold.lease) for hold in self._named.values()]
         locked = len(np.unique(np.concatenate(held))) if held else 0
         assert locked == self.tokens, f"holds lock {locked} slots, {self.tokens} are counted"
 
+    def _locked(self, lease: Lease) -> IntArray:
+        slots = self._cache.slots(lease)[0]
+        return slots[slots >= 0]  # behind a window nothing is
+
     def _count(self, lease: Lease, by: int) -> None:
         """Slots of a leased path never change, so what is counted up is what is counted down."""
-        slots = self._cache.slots(lease)[0]
+        slots = self._locked(lease)
         highest = int(slots.max(initial=-1)) + 1
         if highest > len(self._owners):
             self._owners = np.concatenate([self._owners, np.zeros(highest - len(self._owners), dtype=np.int32)])

@@ -91,10 +91,15 @@ class CacheCounts(NamedTuple):
 
 
 class PoolGroup(NamedTuple):
-    """One slot pool the cache asks for, and the layers whose KV its slots index."""
+    """One slot pool the cache asks for, and the layers whose KV its slots index.
+
+    `window`: these layers see the last `window` tokens only, the current one included. Requests give the slots of
+    older ones back while they run, and the pool is sized accordingly (`core/windows.py`).
+    """
 
     name: str
     layers: tuple[int, ...]
+    window: int | None = None
 
 
 class CacheListener(Protocol):
@@ -121,7 +126,7 @@ class Cache(Protocol):
     step. Implementations: `phloem.plugins.cache`.
     """
 
-    capabilities: frozenset[str]  # `sharing`: what is published can be matched; `uses`: it is a `CountsUses`, too
+    capabilities: frozenset[str]  # `sharing`: what is published can be matched; `uses`, `narrows`: see below
     version: int  # changes whenever a match could have changed; lets the scheduler skip re-matching
 
     @classmethod
@@ -138,14 +143,16 @@ class Cache(Protocol):
         """Protect a match's path from eviction until `release`."""
 
     def slots(self, lease: Lease) -> tuple[IntArray, ...]:
-        """Per group, the slots of the leased tokens in order, [lease.length] each."""
+        """Per group, the slots of the leased tokens in order, [lease.length] each; -1 for those behind a window."""
 
     def publish(
         self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
     ) -> Published:
         """Offer tokens[:length], whose KV lies in `slots` (per group, [length] each), for sharing.
 
-        The caller leases [0, lease.length) and owns the rest. The cache takes ownership of what it keeps, frees the
+        The caller leases [0, lease.length) and owns the rest. In groups with a window -1 stands for the first tokens
+        after the lease's, in whole pages, where the caller has given its slots back already; so it does in what is
+        returned, for tokens that the new lease does not protect. The cache takes ownership of what it keeps, frees the
         caller's copies of what it had already, consumes `lease` and returns a longer (or equal) one. Slots beyond the
         new lease's length stay the caller's.
         """
@@ -183,6 +190,16 @@ class CountsUses(Protocol):
 
         It had found its first `found` tokens here when it started: one hit for each node of these; 0 where that was
         counted before, or comes later.
+        """
+
+
+class Narrows(Protocol):
+    """What a cache with the capability `narrows` has besides: its leases protect windows."""
+
+    def narrow(self, lease: Lease, start: int, group: int) -> None:
+        """The lease's holder reads nothing before token `start` any more in this group, which has a window.
+
+        What the lease protected there may be evicted, and comes no more in `slots`.
         """
 
 

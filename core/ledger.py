@@ -6,6 +6,9 @@ A request's row of the slot table, tokens left to right:
     |  the cache's, locked by the lease  |  the request's, written  |  the request's, not yet written  |
 
 All lengths on the left of `capacity` may be ragged; `lease.length` and `capacity` are whole pages.
+
+In a group with a window the request's part begins at `lows[group]`, where that lies behind the lease: slots of tokens
+that nobody sees any more are free, or the cache's to evict. The row may name them still; attention does not read them.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import cast
 
 import numpy as np
 
+from . import windows as win
 from .holds import Holds
-from .interfaces import Cache, CountsUses
+from .interfaces import Cache, CountsUses, Narrows
 from .pool import KVStore, SlotPool, SlotTable
 from .request import Request, State
 
@@ -25,14 +29,31 @@ class Ledger:
     """All slot bookkeeping of the engine. Used by the scheduler, on the loop's thread."""
 
     def __init__(
-        self, cache: Cache, pools: Sequence[SlotPool], kv: KVStore, holds: Holds, *, rows: int, context: int
+        self,
+        cache: Cache,
+        pools: Sequence[SlotPool],
+        kv: KVStore,
+        holds: Holds,
+        *,
+        rows: int,
+        context: int,
+        windows: Sequence[int | None] = (),
+        chunk: int = 0,
     ) -> None:
+        """`windows` are those of the groups; `chunk` is the most tokens that one request computes in a step."""
         self.cache, self.holds = cache, holds
         self.pools = tuple(pools)
         self.kv = kv
         self.shares = "sharing" in cache.capabilities  # it promises that a published prefix can be matched
         self._uses: CountsUses | None = cast("CountsUses", cache) if "uses" in cache.capabilities else None
+        self._narrows: Narrows | None = cast("Narrows", cache) if "narrows" in cache.capabilities else None
         self.page_size = pools[0].page_size
+        windows = windows or (None,) * len(pools)
+        self._windows = [(g, w, win.stride(w, self.page_size)) for g, w in enumerate(windows) if w is not None]
+        self._guide = win.guide(windows)
+        window = windows[self._guide]
+        self._most = None if window is None else win.span(window, self.page_size) + self._pages(chunk)
+        self._scarce = [g for g, w in enumerate(windows) if w is None] or [self._guide]
         self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
         self.evicted = 0
 
@@ -46,9 +67,20 @@ class Ledger:
 
     @property
     def available(self) -> int:
-        """Slots that can be had without touching a running request, in the scarcest group."""
+        """Slots that can be had without touching a running request, in the scarcest group.
+
+        Not in those with windows, beside one without: they have what running requests need, or are as large.
+        """
         counts = self.cache.counts()
-        return min(pool.free + count.evictable for pool, count in zip(self.pools, counts, strict=True))
+        return min(self.pools[g].free + counts[g].evictable for g in self._scarce)
+
+    def want(self, request: Request, later: int) -> int:
+        """Slots of that group that a request with a lease will ask for, if `later` more tokens follow its text."""
+        more = len(request.tokens) + later - request.capacity
+        if self._most is None or request.lease is None:
+            return more
+        held = request.capacity - max(request.lows[self._guide], request.lease.length)
+        return min(more, max(0, self._most - held))
 
     def match_limit(self, request: Request) -> int:
         """Most tokens a match may cover: the last one is always run; none while prompt logprobs are owed."""
@@ -69,8 +101,9 @@ class Ledger:
         request.row = self.table.take()
         request.lease = lease
         request.computed = request.capacity = lease.length
+        request.lows = [0] * len(self.pools)
         for table, slots in zip(self.table.slots, self.cache.slots(lease), strict=True):
-            table[request.row, : lease.length] = slots
+            np.maximum(slots, 0, out=table[request.row, : lease.length])
 
     def extend(self, request: Request, tokens: int) -> bool:
         """Make room for the KV of tokens[:tokens], evicting if needed; False (nothing changed) if there is none."""
@@ -94,9 +127,24 @@ class Ledger:
         assert request.lease is not None
         keep = max(self._pages(tokens), request.lease.length)
         if keep < request.capacity:
-            for pool, table in zip(self.pools, self.table.slots, strict=True):
-                pool.release(table[request.row, keep : request.capacity].copy())
+            for pool, table, low in zip(self.pools, self.table.slots, request.lows, strict=True):
+                pool.release(table[request.row, max(keep, low) : request.capacity].copy())
             request.capacity = keep
+
+    def slide(self, request: Request) -> None:
+        """Give back what lies behind the windows of a running request: called after each of its steps."""
+        assert request.lease is not None
+        leased = request.lease.length
+        for group, window, stride in self._windows:
+            low, before = win.needed_from(request.computed, window, self.page_size), request.lows[group]
+            if low - before < stride:
+                continue
+            request.lows[group] = low
+            mine = max(before, leased)
+            if mine < low:
+                self.pools[group].release(self.table.slots[group][request.row, mine:low].copy())
+            if before < leased and self._narrows is not None and request.call.pin is None:
+                self._narrows.narrow(request.lease, low, group)
 
     def adopt(self, request: Request, base: int, nodes: Sequence[int]) -> None:
         """Keep the KV of accepted draft nodes, return that of the others.
@@ -124,9 +172,14 @@ class Ledger:
         if length - lease.length < self.page_size:
             return
         slots = tuple(table[request.row, :length] for table in self.table.slots)
+        gone = [slots[group][lease.length : request.lows[group]] for group, _, _ in self._windows]
+        for behind in gone:
+            behind[:] = -1
         published = self.cache.publish(request.tokens, length, slots, lease, request.namespace)
+        for behind in gone:
+            behind[:] = 0  # the row belongs to somebody else next, and no number in it may be out of bounds
         for table, kept in zip(self.table.slots, published.slots, strict=True):
-            table[request.row, lease.length : published.lease.length] = kept
+            np.maximum(kept, 0, out=table[request.row, lease.length : published.lease.length])
         request.lease = published.lease
 
     def release(self, request: Request, *, publish: bool, hold: str | None = None) -> None:
@@ -150,16 +203,17 @@ class Ledger:
 
     def usage(self, running: Iterable[Request]) -> list[dict[str, int]]:
         """Per group: total, free, evictable, protected and leased (owned by running requests) slots."""
-        owned = sum(request.capacity - request.lease.length for request in running if request.lease is not None)
+        held = [(request, request.lease.length) for request in running if request.lease is not None]
+        owned = [sum(r.capacity - max(r.lows[g], leased) for r, leased in held) for g in range(len(self.pools))]
         return [
             {
                 "total": pool.total,
                 "free": pool.free,
                 "evictable": count.evictable,
                 "protected": count.protected,
-                "leased": owned,
+                "leased": mine,
             }
-            for pool, count in zip(self.pools, self.cache.counts(), strict=True)
+            for pool, count, mine in zip(self.pools, self.cache.counts(), owned, strict=True)
         ]
 
     def check(self, running: Sequence[Request]) -> None:
@@ -173,6 +227,7 @@ class Ledger:
             owners: list[int] = [*pool.free_set(), *cached[group]]
             for request in running:
                 assert request.lease is not None
-                mine = self.table.slots[group][request.row, request.lease.length : request.capacity]
+                low = max(request.lows[group], request.lease.length)
+                mine = self.table.slots[group][request.row, low : request.capacity]
                 owners += (mine[:: self.page_size] // self.page_size).tolist()
             assert len(owners) == len(set(owners)) == pool.total // self.page_size, f"group {group}: a page is shared"

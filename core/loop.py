@@ -279,6 +279,7 @@ class EngineCore:
             if request.state is not State.RUNNING or request.retractions != segment.epoch:
                 continue  # finished, aborted or retracted since the launch: the result is void
             self._advance(segment, outcome, stats)
+            self.ledger.slide(request)
             if i in prompt_scores and not request.prompt_logprobs_done:
                 request.prompt_logprobs += prompt_scores[i]
                 request.prompt_logprobs_done = len(request.prompt_logprobs) == request.prompt_len

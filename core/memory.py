@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import windows as win
 from .config import Config
 from .errors import ConfigError
 from .interfaces import PoolGroup
@@ -23,13 +24,59 @@ AUTO_MOST_BYTES = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Pool size in tokens, and the longest request it allows."""
+    """Pool sizes in tokens, and the longest request they allow."""
 
-    tokens: int
+    tokens: int  # of the group that the others follow
+    slots: tuple[int, ...]  # of each group
     max_total_tokens: int
     why_max: str
     text: str
     pinnable: int  # tokens that pins may lock; no request counts on them
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """What each group costs, and how large it is beside the one that the others follow."""
+
+    config: Config
+    groups: Sequence[PoolGroup]
+    bytes: Sequence[int]  # of one slot
+
+    def sizes(self, tokens: int) -> tuple[int, ...]:
+        """Slots per group."""
+        limits, cache = self.config.schedule, self.config.cache
+        windows = [group.window for group in self.groups]
+        return win.sizes(
+            windows,
+            tokens,
+            cache.page_size,
+            running=limits.max_running,
+            step=limits.max_tokens_per_step,
+            every=cache.window_every,
+            pinned=int(cache.pin_share * tokens),
+        )
+
+    def cost(self, tokens: int) -> int:
+        """Bytes of all groups."""
+        return sum(size * each for size, each in zip(self.sizes(tokens), self.bytes, strict=True))
+
+    def fit(self, budget: int) -> int:
+        """Most tokens, in whole pages, that cost no more than `budget`."""
+        page = self.config.cache.page_size
+        low, high = 0, max(0, budget) // (min(self.bytes) * page) + 1  # in pages; the cost grows with them
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.cost(middle * page) <= budget else (low, middle)
+        return low * page
+
+    def text(self, tokens: int) -> str:
+        """The arithmetic."""
+        parts = [
+            f"{size:,} tokens{f' of window {group.window:,}' if group.window and len(self.groups) > 1 else ''}"
+            f" x {each:,} bytes"
+            for group, size, each in zip(self.groups, self.sizes(tokens), self.bytes, strict=True)
+        ]
+        return f"{' + '.join(parts)} = {self.cost(tokens) / GIB:.2f} GiB of KV"
 
 
 def plan_memory(
@@ -37,37 +84,32 @@ def plan_memory(
 ) -> MemoryPlan:
     """Split memory. `cache.tokens` wins over `cache.size`. Raises ConfigError with the arithmetic and two ways out."""
     page = config.cache.page_size
-    per_token = spec.kv_bytes_per_token(element_bytes)
+    each = [sum(spec.layers[i].floats_per_token for i in group.layers) * element_bytes for group in groups]
+    split = _Split(config, groups, each)
     free = _free_bytes(device)
     if config.cache.tokens is not None:
         tokens = config.cache.tokens
     elif config.cache.size != "auto":
-        tokens = config.cache.size // per_token
+        tokens = split.fit(config.cache.size)
     elif device.type == "cpu":
-        tokens = min(int(free * AUTO_SHARE_CPU), AUTO_MOST_BYTES) // per_token
+        tokens = split.fit(min(int(free * AUTO_SHARE_CPU), AUTO_MOST_BYTES))
     else:
-        tokens = int(free * AUTO_SHARE_GPU) // per_token
-    tokens -= tokens % page
-    need = tokens * per_token
-    arithmetic = f"{tokens:,} tokens x {per_token:,} bytes = {need / GIB:.2f} GiB of KV"
+        tokens = split.fit(int(free * AUTO_SHARE_GPU))
+    arithmetic, need = split.text(tokens), split.cost(tokens)
     if tokens < page:
         raise ConfigError(
             f"cache: {arithmetic}: not even one page of {page} tokens fits",
-            hint=f"raise cache.size to at least {page * per_token:,} bytes, or lower cache.page_size",
+            hint=f"raise cache.size to at least {split.cost(page):,} bytes, or lower cache.page_size",
         )
     if need > free:
         raise ConfigError(
             f"cache: {arithmetic}, but only {free / GIB:.2f} GiB are free on {device.type}",
-            hint=f"set cache.tokens to {free // per_token // page * page} or less, or choose a smaller model or dtype",
+            hint=f"set cache.tokens to {split.fit(free)} or less, or choose a smaller model or dtype",
         )
-    context = spec.context_length
-    if config.engine.context_length is not None:
-        if config.engine.context_length > context:
-            raise ConfigError(
-                f"engine.context_length {config.engine.context_length} exceeds the model's {context}",
-                hint="lower it, or leave it out",
-            )
-        context = config.engine.context_length
+    context = _context(config, spec)
+    _check_windows(config, groups, split.sizes(tokens), context)
+    guide = groups[win.guide([group.window for group in groups])].window
+    alone = None if guide is None else win.span(guide, page) + 2 * config.schedule.max_tokens_per_step
     pinnable = int(config.cache.pin_share * tokens) // page * page
     if config.cache.pin_share and not 0 < pinnable < tokens:
         raise ConfigError(
@@ -75,11 +117,33 @@ def plan_memory(
             f"{tokens - pinnable} for requests, in pages of {page}: both need some",
             hint="set it to 0 for no pins, or choose another share or more cache.tokens",
         )
-    limit = min(context, tokens - pinnable)
+    limit = context if alone is not None and alone <= tokens - pinnable else min(context, tokens - pinnable)
     pool = f"the KV pool holds {tokens} tokens" + (f", {pinnable} of them for pins" if pinnable else "")
     why = f"the context length is {context}" if limit == context else pool
     text = f"{arithmetic} of {free / GIB:.2f} GiB free; context {context:,}"
-    return MemoryPlan(tokens, limit, why, text, pinnable)
+    return MemoryPlan(tokens, split.sizes(tokens), limit, why, text, pinnable)
+
+
+def _context(config: Config, spec: ModelSpec) -> int:
+    """Most tokens of one request that model and config allow."""
+    wanted = config.engine.context_length
+    if wanted is not None and wanted > spec.context_length:
+        raise ConfigError(
+            f"engine.context_length {wanted} exceeds the model's {spec.context_length}",
+            hint="lower it, or leave it out",
+        )
+    return spec.context_length if wanted is None else wanted
+
+
+def _check_windows(config: Config, groups: Sequence[PoolGroup], slots: Sequence[int], context: int) -> None:
+    """A pool for windows must hold one."""
+    for group, size in zip(groups, slots, strict=True):
+        if group.window is not None and size < min(group.window, context):
+            raise ConfigError(
+                f"cache: {config.cache.use!r} keeps a window of {group.window} tokens for some layers, and the pool "
+                f"would have {size} slots for them: no request could fill one",
+                hint=f"raise cache.tokens to at least {min(group.window, context)}, or say `cache: radix`",
+            )
 
 
 def _free_bytes(device: torch.device) -> int:

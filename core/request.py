@@ -57,6 +57,7 @@ class Request:
     # KV
     computed: int = 0
     capacity: int = 0
+    lows: list[int] = field(default_factory=list)  # per group, the first token whose slot is not given back
     row: int = -1
     lease: Lease | None = None
     # scheduling

@@ -229,7 +229,7 @@ class Scheduler:
 
     def _demand(self, request: Request) -> int:
         """Slots that the running requests and one more are expected to ask for from now on."""
-        return sum(len(r.tokens) - r.capacity + self._needed_later(r) for r in (*self.running, request))
+        return sum(self.ledger.want(r, self._needed_later(r)) for r in (*self.running, request))
 
     def _preempt(self, request: Request) -> bool:
         """Retract a running request for a waiting one, if the policy names one."""

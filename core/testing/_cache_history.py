@@ -68,6 +68,11 @@ class History(RuleBasedStateMachine):
         self.rig.publish(holder, least + tokens % (holder.computed - least + 1))
 
     @precondition(lambda self: self.holders)
+    @rule(which=_any)
+    def slide(self, which: int) -> None:
+        self.rig.slide(self._pick(which))
+
+    @precondition(lambda self: self.holders)
     @rule(which=_any, publish=st.booleans())
     def end(self, which: int, publish: bool) -> None:
         holder = self._pick(which)
@@ -81,9 +86,9 @@ class History(RuleBasedStateMachine):
     def look(self, text: array[int], namespace: Namespace, limit: int) -> None:
         self.rig.look(text, namespace, limit % (len(text) + 1))
 
-    @rule(slots=_any)
-    def evict(self, slots: int) -> None:
-        self.rig.evict(slots % (self.rig.total // 2))
+    @rule(slots=_any, group=_any)
+    def evict(self, slots: int, group: int) -> None:
+        self.rig.evict(slots % (self.rig.total // 2), group % len(self.rig.pools))
 
     @rule()
     def reset(self) -> None:
@@ -97,4 +102,4 @@ class History(RuleBasedStateMachine):
         for holder in self.holders:
             self.rig.abort(holder)
         self.rig.reset()
-        assert self.rig.free == self.rig.total, "slots were lost"
+        assert all(pool.free == pool.total for pool in self.rig.pools), "slots were lost"

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from ..batch import IntArray
-from ..interfaces import Cache, Lease, PluginContext
-from ..model_spec import LayerSpec, ModelSpec
+from ..interfaces import Cache, Lease, Narrows, PluginContext
+from ..model_spec import GroupSpec, LayerSpec, ModelSpec
 from ..pool import SlotPool
 from ..request import Namespace
+from ..windows import needed_from
 
 Prefix = tuple[Namespace, bytes]  # what KV depends on: the namespace and all tokens up to a position
 
 
 class Holder:
-    """A request in progress: it leases [0, lease.length) and owns the rest of `slots` (per group)."""
+    """A request in progress: it leases [0, lease.length) and owns the rest of `slots` (per group).
+
+    Of groups with a window it has only what begins at `lows[group]`.
+    """
 
     def __init__(self, tokens: array[int], namespace: Namespace, lease: Lease, slots: list[IntArray]) -> None:
         self.tokens = tokens
         self.namespace = namespace
         self.lease = lease
         self.slots = slots
+        self.lows = [0] * len(slots)
         self.computed = lease.length
 
     def prefix(self, end: int) -> Prefix:
         """What the KV of token end - 1 was computed from."""
         return self.namespace, self.tokens[:end].tobytes()
+
+    def own(self, group: int) -> IntArray:
+        """Slots that are neither the cache's nor given back."""
+        return self.slots[group][max(self.lease.length, self.lows[group]) :]
 
 
 class Listener:
@@ -67,22 +76,37 @@ class Listener:
 class CacheRig:
     """A cache over small pools. Every method performs an operation and asserts what the protocol says of it.
 
-    `known` is the naive model: the prefixes of whole pages that were published and not evicted. `canary[g][slot]` is
-    what was last written to a slot; pages that are free have none. `heard` is what a listener was told.
+    The toy model has a state group for each of `windows` (None: full attention). `known[g]` is the naive model: the
+    prefixes whose last page was published with slots of pool g and is not evicted. `canary[g][slot]` is what was last
+    written to a slot; pages that are free have none. `heard` is what a listener was told.
     """
 
-    def __init__(self, plugin: type[Any], make: Callable[[PluginContext], Cache], pages: int, page_size: int) -> None:
-        spec = ModelSpec("toy", vocab_size=8, context_length=10**6, layers=(LayerSpec(1, 1, 1),) * 2)
+    def __init__(
+        self,
+        plugin: type[Any],
+        make: Callable[[PluginContext], Cache],
+        pages: int,
+        page_size: int,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
+        kinds = [GroupSpec("full") if w is None else GroupSpec(f"window {w}", "window", w) for w in windows]
+        layers = tuple(LayerSpec(1, 1, 1, group) for group in range(len(kinds)))
+        spec = ModelSpec("toy", vocab_size=8, context_length=10**6, layers=layers * 2, groups=tuple(kinds))
         groups = plugin.groups(spec)
-        assert {layer for group in groups for layer in group.layers} == {0, 1}, "a layer without a pool"
+        served = {layer for group in groups for layer in group.layers}
+        assert served == set(range(len(spec.layers))), "a layer without a pool"
         self.page_size = page_size
-        self.pools = tuple(SlotPool(pages, page_size) for _ in groups)
+        self.windows = [group.window for group in groups]
+        # Fewer where there is a window beside full attention: else those would never be scarce.
+        sizes = [pages if w is None or None not in self.windows else -(-pages * 2 // 3) for w in self.windows]
+        self.pools = tuple(SlotPool(size, page_size) for size in sizes)
         self.cache = make(PluginContext("cache", plugin.__name__, model=spec, pools=self.pools, page_size=page_size))
         self.shares = "sharing" in plugin.capabilities
+        self.narrows = cast("Narrows", self.cache) if "narrows" in plugin.capabilities else None
         self.heard = Listener(page_size)
         self.cache.listen(self.heard)
         self.holders: list[Holder] = []
-        self.known: set[Prefix] = set()
+        self.known: list[set[Prefix]] = [set() for _ in groups]
         self.canary: list[dict[int, Prefix]] = [{} for _ in groups]
         self._looks: dict[Prefix, tuple[int, int]] = {}  # what was looked up -> version then, answer
 
@@ -157,23 +181,39 @@ class CacheRig:
         holder.computed = max(holder.computed, end)
         return holder.computed
 
+    def slide(self, holder: Holder) -> None:
+        """Give back what lies behind the windows of a running request."""
+        for group, window in enumerate(self.windows):
+            if window is None:
+                continue
+            low, before = needed_from(holder.computed, window, self.page_size), holder.lows[group]
+            leased = holder.lease.length
+            if low > before:
+                self.pools[group].release(holder.slots[group][max(before, leased) : max(low, leased)].copy())
+                holder.slots[group][before:low] = -1
+                holder.lows[group] = low
+                if before < leased and self.narrows is not None:
+                    self.narrows.narrow(holder.lease, low, group)
+
     def publish(self, holder: Holder, length: int) -> None:
         """Offer computed tokens; afterwards the holder uses the cache's slots where it shares."""
-        old = holder.lease.length
+        old, page = holder.lease.length, self.page_size
         offered = tuple(slots[:length].copy() for slots in holder.slots)
+        had = [{end for end in range(old + page, length + 1, page) if slots[end - 1] >= 0} for slots in offered]
         lease, slots = self.cache.publish(holder.tokens, length, offered, holder.lease, holder.namespace)
         for given in offered:
             given[:] = -1  # the caller's array: it goes on using it
-        whole = length // self.page_size * self.page_size
+        whole = length // page * page
         least = whole if self.shares else old
         assert least <= lease.length <= whole, f"publish of {length} tokens leased {lease.length}"
-        assert lease.length % self.page_size == 0, f"a lease of {lease.length} tokens, not of whole pages"
+        assert lease.length % page == 0, f"a lease of {lease.length} tokens, not of whole pages"
         for group, kept in enumerate(slots):
             assert len(kept) == lease.length - old, "a slot for each newly leased token"
             holder.slots[group][old : lease.length] = kept
         holder.lease = lease
         if self.shares:
-            self.known |= {holder.prefix(end) for end in range(self.page_size, whole + 1, self.page_size)}
+            for known, ends in zip(self.known, had, strict=True):
+                known |= {holder.prefix(end) for end in ends}
 
     def finish(self, holder: Holder) -> None:
         """Publish everything computed, then leave."""
@@ -183,18 +223,25 @@ class CacheRig:
     def abort(self, holder: Holder) -> None:
         """Leave at once: free what the request owns and release its lease."""
         self.holders.remove(holder)
-        for pool, slots in zip(self.pools, holder.slots, strict=True):
-            pool.release(slots[holder.lease.length :])
+        for group, pool in enumerate(self.pools):
+            pool.release(holder.own(group))
         self.cache.release(holder.lease)
+        self._forget()  # a leaf without a window is of no use to anybody
 
     # --- the cache as a whole ---
 
     def expected(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
-        """What the naive model says of a match: page after page, as long as it was published."""
-        end = 0
-        while end + self.page_size <= limit and (namespace, tokens[: end + self.page_size].tobytes()) in self.known:
-            end += self.page_size
-        return end
+        """What the naive model says of a match: the longest prefix of which every group has what it sees."""
+        page = self.page_size
+
+        def sees(end: int) -> bool:
+            for window, known in zip(self.windows, self.known, strict=True):
+                low = 0 if window is None else max(0, end - window + 1) // page * page
+                if any((namespace, tokens[: at + page].tobytes()) not in known for at in range(low, end, page)):
+                    return False
+            return True
+
+        return next(end for end in range(limit // page * page, -1, -page) if sees(end))
 
     def _judge(self, length: int, tokens: array[int], limit: int, namespace: Namespace) -> None:
         """A cache that shares finds all that the model knows; another finds what it likes, if it is really there."""
@@ -224,61 +271,83 @@ class CacheRig:
         freed = self.cache.evict(slots, group)
         assert freed == self.pools[group].free - free, f"evict says {freed}, the pool gained otherwise"
         assert min(slots, evictable) <= freed <= evictable, f"evict({slots}) of {evictable} freed {freed}"
-        before = len(self.known)
+        before = len(self.known[group])
         self._forget()
-        assert (before - len(self.known)) * self.page_size == freed or not self.shares, "freed pages that still match"
+        gone = (before - len(self.known[group])) * self.page_size
+        assert gone == freed or not self.shares, "freed pages that are still in use, or are lost"
         return freed
 
     def reset(self) -> None:
         """A reset drops all but the leased prefixes."""
         self.cache.reset()
         self._forget()
-        if self.shares:
-            assert self.known == self._leased(), "reset keeps exactly what is leased"
-        assert self.evictable == 0, "reset left something evictable"
+        for group, known in enumerate(self.known):
+            assert not self.shares or known == self._leased(group), "reset keeps exactly what is leased"
+            assert self.cache.counts()[group].evictable == 0, "reset left something evictable"
 
     def _forget(self) -> None:
-        """Take from the model what no longer matches; leased prefixes must."""
-        gone = set()
-        for namespace, text in self.known:
-            tokens = array("i", text)
-            if self.cache.peek(tokens, len(tokens), namespace) < len(tokens):
-                gone.add((namespace, text))
-        assert not gone & self._leased(), "a leased prefix was evicted"
-        self.known -= gone
+        """Take from the model what the cache has given up; leased prefixes must be there."""
+        for group, known in enumerate(self.known):
+            known &= self._kept(group)
+            assert not self.shares or self._leased(group) <= known, "a leased prefix was evicted"
 
-    def _leased(self) -> set[Prefix]:
-        page = self.page_size
-        return {h.prefix(end) for h in self.holders for end in range(page, h.lease.length + 1, page)}
+    def _kept(self, group: int) -> set[Prefix]:
+        """The prefixes whose KV lies in the cache's pages, by the canaries in them."""
+        page, canary = self.page_size, self.canary[group]
+        pages = self.cache.owned_pages()[group]
+        kept = {canary[number * page + page - 1] for number in pages}
+        assert len(kept) == len(pages), "the cache keeps two copies of a page"
+        return kept
+
+    def _leased(self, group: int) -> set[Prefix]:
+        page, found = self.page_size, set()
+        for holder in self.holders:
+            slots = self.cache.slots(holder.lease)[group]
+            found |= {holder.prefix(end) for end in range(page, len(slots) + 1, page) if slots[end - 1] >= 0}
+        return found
 
     # --- everything that must hold at any time ---
 
     def audit(self) -> None:
         """Conservation, one owner per page, exact counts, right contents, honest `version`."""
         self.cache.check()
-        for group in range(len(self.pools)):
+        for group, known in enumerate(self.known):
             self._audit_owners(group)
             self._audit_contents(group)
             if self.shares:
+                assert known == self._kept(group), "what is cached is not what was published and not evicted"
                 counts = self.cache.counts()[group]
-                leased = len(self._leased()) * self.page_size
+                leased = len(self._leased(group)) * self.page_size
                 assert counts.protected == leased, f"{counts.protected} slots protected, {leased} leased"
-                held = len(self.known) * self.page_size
+                held = len(known) * self.page_size
                 assert counts.evictable == held - leased, f"{counts} for {held} distinct slots"
         if self.shares:
-            assert self.heard.view == self.known, "what a listener was told is not what is cached"
+            self._audit_heard()
         for (namespace, text), (version, length) in self._looks.items():
             if version == self.cache.version:
                 tokens = array("i", text)
                 now = self.cache.peek(tokens, len(tokens), namespace)
                 assert now == length, f"a match went from {length} to {now} tokens under one version"
 
+    def _audit_heard(self) -> None:
+        """A listener knows all that is cached; and, as paths to it, nothing else."""
+        for known in self.known:
+            assert known <= self.heard.view, "something is cached that a listener was not told"
+        if None in self.windows:
+            full = self.known[self.windows.index(None)]
+            assert self.heard.view == full, "what a listener was told is not what is cached"
+        paths = {holder.prefix(holder.lease.length) for holder in self.holders}.union(*self.known)
+        for space, text in self.heard.view:
+            assert any(space == other and longer.startswith(text) for other, longer in paths), (
+                "a listener missed an end"
+            )
+
     def _audit_owners(self, group: int) -> None:
         pool, counts = self.pools[group], self.cache.counts()[group]
         free, cached = pool.free_set(), self.cache.owned_pages()[group]
         owners = [*free, *cached]
         for holder in self.holders:
-            owners += (holder.slots[group][holder.lease.length :: self.page_size] // self.page_size).tolist()
+            owners += (holder.own(group)[:: self.page_size] // self.page_size).tolist()
         assert len(owners) == len(set(owners)), "a page has two owners"
         assert len(owners) == pool.total // self.page_size, "a page has no owner"
         assert len(cached) * self.page_size == sum(counts), f"{counts} for {len(cached)} pages"
@@ -291,8 +360,13 @@ class CacheRig:
                 self.canary[group].pop(slot, None)
 
     def _audit_contents(self, group: int) -> None:
+        """What the next token of each request sees is where the request looks for it, and locked if it is shared."""
+        window = self.windows[group]
         for holder in self.holders:
-            leased = self.cache.slots(holder.lease)[group]
-            assert np.array_equal(leased, holder.slots[group][: holder.lease.length]), "leased slots changed"
-            for i, slot in enumerate(holder.slots[group][: holder.computed].tolist()):
+            leased, mine = self.cache.slots(holder.lease)[group], holder.slots[group]
+            there = leased >= 0
+            assert np.array_equal(leased[there], mine[: holder.lease.length][there]), "leased slots changed"
+            first = 0 if window is None else max(0, holder.computed - window + 1)
+            assert there[first:].all(), "a token that is seen is not protected"
+            for i, slot in enumerate(mine[first : holder.computed].tolist(), first):
                 assert self.canary[group].get(slot) == holder.prefix(i + 1), f"token {i}: slot {slot} holds other KV"

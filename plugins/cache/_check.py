@@ -1,14 +1,53 @@
-"""Invariants of the tree, recomputed from scratch: for `check()`, in tests after every step."""
+"""Invariants of the tree and its components, recomputed from scratch: for `check()`, in tests after every step."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from phloem.batch import IntArray
+
+from ._component import Component
 from ._key import page_key
 from ._tree import Node, Tree
+
+
+def check_cache(tree: Tree, components: Sequence[Component], leases: Sequence[tuple[Node, int, list[int]]]) -> None:
+    """Raise AssertionError unless all agrees; `leases` are (node, length, where each component's lock begins)."""
+    for node, length, _ in leases:
+        assert node.end == length, f"a lease of {length} tokens ends at {node.end}"
+    check_tree(tree, [node for node, _, _ in leases])
+    for i, part in enumerate(components):
+        part.check([(node, lows[i]) for node, _, lows in leases])
+        _check_slots(tree, part)
+    for node in tree.nodes():
+        assert len(node.states) == len(components), "a node without an entry for each component"
+        if node.is_candidate:
+            assert all(part.ends(node) for part in components), "a leaf that no match can end at"
+
+
+def _check_slots(tree: Tree, part: Component) -> None:
+    """Whole pages, each at one place only, and none of them free."""
+    page, owned = tree.page_size, []
+    for node in tree.nodes():
+        slots = part.slots(node)
+        if slots is not None:
+            _check_pages(slots, node.tokens, page)
+            owned += slots[::page].tolist()
+    assert len(set(owned)) == len(owned), "a page lies at two places of the tree"
+    free = part.pool.free_set()
+    assert len(free) * page == part.pool.free, "a page is free twice"
+    assert free.isdisjoint(slot // page for slot in owned), "a page of the tree is also free"
+    assert not part.freed, "slots left the tree and were not given back"
+
+
+def _check_pages(slots: IntArray, tokens: int, page_size: int) -> None:
+    assert len(slots) == tokens, f"{len(slots)} slots for {tokens} tokens"
+    pages = slots.reshape(-1, page_size)
+    whole = (pages[:, :1] % page_size == 0).all() and (pages == pages[:, :1] + np.arange(page_size)).all()
+    assert whole, "slots of a node that are not whole pages"
 
 
 def check_tree(tree: Tree, leases: Iterable[Node]) -> None:
@@ -23,7 +62,6 @@ def check_tree(tree: Tree, leases: Iterable[Node]) -> None:
     evictable = protected = 0
     for node in tree.nodes():
         _check_links(node, tree.page_size)
-        _check_slots(node, tree.page_size)
         _check_locks(node, ends)
         if node.locks:
             protected += node.tokens
@@ -44,13 +82,6 @@ def _check_links(node: Node, page_size: int) -> None:
     fallen = parent.parent is None or (parent.hits >= node.hits and parent.priority >= node.priority)
     assert fallen, "a node was used more, or by a higher priority, than its parent"
     assert node.end == parent.end + node.tokens, f"a node that ends at {node.end} after a parent at {parent.end}"
-
-
-def _check_slots(node: Node, page_size: int) -> None:
-    assert len(node.slots) == node.tokens, f"{len(node.slots)} slots for {node.tokens} tokens"
-    pages = node.slots.reshape(-1, page_size)
-    whole = (pages[:, :1] % page_size == 0).all() and (pages == pages[:, :1] + np.arange(page_size)).all()
-    assert whole, "slots of a node that are not whole pages"
 
 
 def _check_locks(node: Node, ends: Counter[int]) -> None:

@@ -1,22 +1,34 @@
-"""The order of eviction: a lazy heap over unlocked leaves."""
+"""The order of eviction: a lazy heap over what may be evicted."""
 
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from phloem.interfaces import Eviction
+from phloem.interfaces import Eviction, EvictionNode
 
-from ._tree import Node, Tree
+from ._tree import Tree
 
 _SLACK = 64  # stale entries tolerated before a rebuild, however small the heap
 
 
-class LeafHeap:
-    """Yields evictable leaves, smallest key of the rule first. O(log n) amortised; never walks the tree.
+class Candidate(EvictionNode, Protocol):
+    """What a heap holds: a node, or the state of one group at a node."""
 
-    Nothing is taken out when a leaf is locked, gets a child or is used again: an entry is judged when it comes to the
-    top. A leaf in use goes (it is offered again when that ends); one whose key has grown goes back with the new key.
+    entry: Any  # its live entry in the heap
+
+    @property
+    def is_candidate(self) -> bool: ...
+
+
+T = TypeVar("T", bound=Candidate)
+
+
+class Heap(Generic[T]):
+    """Yields what may be evicted, smallest key of the rule first. O(log n) amortised; never walks the tree.
+
+    Nothing is taken out when a candidate is locked, gets a child or is used again: an entry is judged when it comes to
+    the top. One in use goes (it is offered again when that ends); one whose key has grown goes back with the new key.
     A key that has shrunk is pushed at once, by `offer`, and the older entry turns stale.
 
     For a rule with the capability `ageing` the tree's level rises to each key that is evicted.
@@ -25,11 +37,11 @@ class LeafHeap:
     def __init__(self, rule: Eviction, tree: Tree) -> None:
         self._rule, self._tree = rule, tree
         self._ages = "ageing" in getattr(rule, "capabilities", ())
-        self._entries: list[tuple[Any, int, Node]] = []
+        self._entries: list[tuple[Any, int, T]] = []
         self._pushed = 0  # serial numbers break ties, oldest first, and keep nodes from being compared
         self._live = 0
 
-    def offer(self, node: Node) -> None:
+    def offer(self, node: T) -> None:
         """`node` became a candidate, or is one whose key may have changed."""
         key = self._rule.key(node)
         if node.entry is not None:
@@ -45,8 +57,8 @@ class LeafHeap:
             self._entries = [entry for entry in self._entries if entry[2].entry is entry]
             heapq.heapify(self._entries)
 
-    def pop(self) -> Node | None:
-        """The next leaf to evict, or None if nothing is evictable."""
+    def pop(self) -> T | None:
+        """The next one to evict, or None if nothing is evictable."""
         entries = self._entries
         while entries:
             entry = entries[0]
@@ -78,8 +90,8 @@ class LeafHeap:
         self._live = 0
 
     def check(self, candidates: int) -> None:
-        """Verify the entries against the number of evictable leaves, each of which holds a live one."""
+        """Verify the entries against the number of candidates, each of which holds a live one."""
         live = [entry for entry in self._entries if entry[2].entry is entry]
         assert len(live) == self._live, f"{len(live)} live heap entries, {self._live} counted"
         good = sum(node.is_candidate and not self._rule.key(node) < key for key, _, node in live)
-        assert good == candidates, f"{candidates} evictable leaves, {good} well placed in the heap"
+        assert good == candidates, f"{candidates} candidates, {good} well placed in the heap"

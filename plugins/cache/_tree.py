@@ -1,24 +1,20 @@
 """The radix tree over tokens: nodes, walking, splitting, locks, and the tokens that locks protect.
 
-It knows pages and namespaces but no state: what a node's tokens have computed hangs on the node and is the business
-of the cache that owns the tree.
+It knows pages and namespaces but no state: what a node's tokens have computed hangs on the node, one entry of `states`
+per state group, and is the business of that group's component.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
 
-import numpy as np
-
-from phloem.batch import IntArray
 from phloem.prefix import common_prefix
 from phloem.request import Namespace
 
 from ._key import PageKey, page_key
 
-_NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 _UNUSED = -(2**63)  # priority before any request has told its own
 
 
@@ -26,7 +22,8 @@ class Node:
     """A run of tokens; the runs from the root to here are one cached prefix. Eviction rules see it as EvictionNode.
 
     `locks` counts the leases that end here plus the children that are locked, so a node is locked exactly if a lease
-    ends at or below it, and locking stops at the first ancestor that was locked already.
+    ends at or below it, and locking stops at the first ancestor that was locked already. `states[i]` is component i's:
+    None where it has nothing for these tokens (a tombstone); a root has none at all.
     """
 
     __slots__ = (
@@ -42,15 +39,15 @@ class Node:
         "parent",
         "priority",
         "root",
-        "slots",
+        "states",
     )
 
-    def __init__(self, parent: Node | None, key: array[int], slots: IntArray, now: int) -> None:
+    def __init__(self, parent: Node | None, key: array[int], now: int) -> None:
         self.parent = parent  # None for a root and for a node that was removed
         self.root: Root = parent.root if parent is not None else cast("Root", self)
         self.children: dict[PageKey, Node] = {}
         self.key = key
-        self.slots = slots  # state of group "full": one slot per token, whole pages; never written in place
+        self.states: list[Any] = []
         self.end: int = len(key) if parent is None else parent.end + len(key)  # length of the prefix that ends here
         self.locks = 0
         self.created = now
@@ -66,6 +63,11 @@ class Node:
         return len(self.key)
 
     @property
+    def start(self) -> int:
+        """Length of the prefix before this run."""
+        return self.end - len(self.key)
+
+    @property
     def is_candidate(self) -> bool:
         """True if it may be evicted: nothing below it, no lease at it, and it is in the tree."""
         return not self.children and not self.locks and self.parent is not None
@@ -77,8 +79,15 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: Namespace, now: int) -> None:
-        super().__init__(None, array("i"), _NO_SLOTS, now)
+        super().__init__(None, array("i"), now)
         self.namespace = namespace
+
+
+class Splits(Protocol):
+    """What a tree needs of its components."""
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Divide the state of `lower`, which held that of both; append the upper part to `upper.states`."""
 
 
 class Tree:
@@ -93,6 +102,7 @@ class Tree:
         self.evictable = 0
         self.protected = 0
         self.clock = 0  # logical time: one tick per match, publish and release
+        self.components: Sequence[Splits] = ()
         self.level = 0.0  # what rules with the capability `ageing` evicted last: the heap raises it
 
     def tick(self) -> int:
@@ -121,16 +131,16 @@ class Tree:
             at += size
         return node, None, 0
 
-    def attach(self, parent: Node, key: array[int], slots: IntArray, now: int) -> Node:
-        """A new unlocked leaf below `parent`, which has no child that starts with the same page."""
-        node = Node(parent, key, slots, now)
+    def attach(self, parent: Node, key: array[int], now: int) -> Node:
+        """A new unlocked leaf below `parent`, which has no child that starts with the same page; components fill it."""
+        node = Node(parent, key, now)
         node.level = self.level
         parent.children[page_key(key, 0, self.page_size)] = node
         self.evictable += len(key)
         return node
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` tokens; returns the new upper half, whose `slots` the caller fills.
+        """Cut a node after `at` tokens; returns the new upper half. No count changes.
 
         The lower half stays the same object, so that leases and matches that end at the node still end there. None
         ends at the upper half yet: it is locked once if its only child is.
@@ -138,12 +148,14 @@ class Tree:
         parent, key = node.parent, node.key
         assert parent is not None, "a root or a removed node cannot be split"
         assert 0 < at < len(key), f"no split of {len(key)} tokens at {at}"
-        parent.children[page_key(key, 0, self.page_size)] = upper = Node(parent, key[:at], _NO_SLOTS, node.created)
+        parent.children[page_key(key, 0, self.page_size)] = upper = Node(parent, key[:at], node.created)
         upper.children[page_key(key, at, self.page_size)] = node
         upper.locks = 1 if node.locks else 0
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         upper.level = node.level
         node.parent, node.key = upper, key[at:]
+        for component in self.components:
+            component.split(upper, node)
         return upper
 
     def remove(self, node: Node) -> Node:

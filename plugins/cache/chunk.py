@@ -12,6 +12,8 @@ from phloem.interfaces import CacheCounts, CacheListener, Lease, Match, PluginCo
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
 
+from ._groups import pool_groups
+
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
 
@@ -43,11 +45,12 @@ class ChunkCache:
     def __init__(self, options: Options, context: PluginContext) -> None:
         self.version = 0
         self._leases = 0
+        self._none = (_NO_SLOTS,) * max(1, len(context.pools))
 
     @classmethod
     def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
-        """One pool for all layers."""
-        return (PoolGroup("full", tuple(range(len(spec.layers)))),)
+        """One pool for each state group: requests give back what lies behind their windows."""
+        return pool_groups(spec)
 
     def match(self, tokens: array[int], limit: int, namespace: Namespace) -> Match:
         """No prefix."""
@@ -64,7 +67,7 @@ class ChunkCache:
 
     def slots(self, lease: Lease) -> tuple[IntArray, ...]:
         """No slots."""
-        return (_NO_SLOTS,)
+        return self._none
 
     def publish(
         self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
@@ -72,7 +75,7 @@ class ChunkCache:
         """Declines the offer: the caller keeps its slots."""
         assert length >= 0, f"publish of {length} tokens"
         self.release(lease)
-        return Published(self.lease(Match(0, None)), (_NO_SLOTS,))
+        return Published(self.lease(Match(0, None)), self._none)
 
     def release(self, lease: Lease) -> None:
         """End a lease."""
@@ -87,7 +90,7 @@ class ChunkCache:
 
     def counts(self) -> tuple[CacheCounts, ...]:
         """Owns nothing."""
-        return (CacheCounts(0, 0),)
+        return (CacheCounts(0, 0),) * len(self._none)
 
     def reset(self) -> None:
         """There is nothing to drop."""
@@ -101,4 +104,4 @@ class ChunkCache:
 
     def owned_pages(self) -> list[set[int]]:
         """None."""
-        return [set()]
+        return [set() for _ in self._none]

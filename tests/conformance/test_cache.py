@@ -9,6 +9,7 @@ from typing import Any
 
 from phloem.plugins.cache.chunk import ChunkCache
 from phloem.plugins.cache.radix import RadixCache
+from phloem.plugins.cache.swa import SwaCache
 from phloem.testing.cache import CacheSuite
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins" / "cache.md"
@@ -29,6 +30,12 @@ class TestRadix(CacheSuite):
     """what-breaks 3, 4, 5, 15: namespaces, pages, splits."""
 
     plugin = RadixCache
+
+
+class TestSwa(CacheSuite):
+    """what-breaks 7, 9: windows."""
+
+    plugin = SwaCache
 
 
 class TestChunk(CacheSuite):

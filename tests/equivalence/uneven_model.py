@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from phloem.batch import Batch, IntArray
-from phloem.interfaces import AttentionStep, CacheCounts, Lease, PluginContext, PoolGroup, Published, TokenizerData
+from phloem.batch import Batch
+from phloem.interfaces import AttentionStep, PluginContext, TokenizerData
 from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec
-from phloem.plugins.cache.chunk import ChunkCache
-from phloem.request import Namespace
 
 VOCAB, HIDDEN, WINDOW = 512, 48, 16
 GROUPS = (GroupSpec("full"), GroupSpec("window", "window", WINDOW))
@@ -98,32 +95,6 @@ class Uneven:
             (x @ k.T).view(-1, spec.kv_heads, spec.k_dim),
             (x @ v.T).view(-1, spec.kv_heads, spec.v_dim),
         )
-
-
-class TwoPools(ChunkCache):
-    """No sharing, and a pool for each state group, as a cache with windows would have them."""
-
-    @classmethod
-    def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
-        def layers(group: int) -> tuple[int, ...]:
-            return tuple(i for i, layer in enumerate(spec.layers) if layer.group == group)
-
-        return tuple(PoolGroup(group.name, layers(i)) for i, group in enumerate(spec.groups))
-
-    def slots(self, lease: Lease) -> tuple[IntArray, ...]:
-        return super().slots(lease) * 2
-
-    def publish(
-        self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
-    ) -> Published:
-        one = super().publish(tokens, length, slots, lease, namespace)
-        return Published(one.lease, one.slots * 2)
-
-    def counts(self) -> tuple[CacheCounts, ...]:
-        return super().counts() * 2
-
-    def owned_pages(self) -> list[set[int]]:
-        return super().owned_pages() * 2
 
 
 @functools.cache

@@ -1,0 +1,126 @@
+"""What the layers of one state group keep at the nodes of the tree: the part that full and windowed groups share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from phloem.batch import IntArray
+from phloem.interfaces import CacheCounts
+from phloem.pool import SlotPool
+
+from ._tree import Node, Tree
+
+
+class Component:
+    """One state group of one tree: its entry `node.states[index]`, its pool, its order of eviction.
+
+    Slots that leave the tree are gathered and go back to the pool together, by `flush`: a rule that raises in the
+    middle of an eviction costs none.
+    """
+
+    def __init__(self, tree: Tree, index: int, pool: SlotPool) -> None:
+        self.tree, self.index, self.pool = tree, index, pool
+        self.freed = 0  # slots that `flush` will return
+        self._freed: list[IntArray] = []
+
+    # --- what a match may use, and what a lease protects
+
+    def reach(self, bottom: Node, end: int) -> int:
+        """The longest prefix of at most `end` tokens, on the path to `bottom`, that this group can go on from.
+
+        `bottom` holds the last of the `end` tokens. O(nodes looked at).
+        """
+        raise NotImplementedError
+
+    def ends(self, node: Node) -> bool:
+        """Whether a match can end within this node."""
+        return True
+
+    def lock(self, node: Node) -> int:
+        """Protect what a lease that ends at `node` needs; returns where that begins. May split nodes."""
+        raise NotImplementedError
+
+    def unlock(self, node: Node, low: int, now: int) -> None:
+        """Undo a `lock` that began at `low`."""
+        raise NotImplementedError
+
+    def gather(self, node: Node, low: int, start: int) -> IntArray:
+        """Slots of the tokens from `start` to the end of `node`, new; -1 for those before `low`. Node boundaries."""
+        raise NotImplementedError
+
+    def touch(self, node: Node, now: int) -> None:
+        """A match ended at `node`; the nodes' own recency is refreshed already."""
+        raise NotImplementedError
+
+    # --- what comes and goes
+
+    def fill(self, node: Node, slots: IntArray) -> None:
+        """The state of a new node; `slots` are the publisher's, all -1 where it had none any more."""
+        raise NotImplementedError
+
+    def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
+        """Somebody published what is in the tree: `slots` of the consecutive `nodes`. True if a match may grow."""
+        raise NotImplementedError
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """See `Tree.split`."""
+        raise NotImplementedError
+
+    def drop(self, node: Node) -> None:
+        """The node leaves the tree."""
+        raise NotImplementedError
+
+    # --- eviction
+
+    def ready(self, node: Node) -> None:
+        """The node is an unlocked leaf now."""
+
+    def pop(self) -> Node | None:
+        """The node whose state goes next, out of the order of eviction; None if nothing may."""
+        raise NotImplementedError
+
+    def bury(self, node: Node) -> None:
+        """Free the state of a node that stays in the tree."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Everything that no lease protects is about to go: forget the order of eviction."""
+        raise NotImplementedError
+
+    def counts(self) -> CacheCounts:
+        """Slots that may be evicted, and slots that leases protect. O(1)."""
+        raise NotImplementedError
+
+    # --- for `check()`
+
+    def slots(self, node: Node) -> IntArray | None:
+        """The slots at a node."""
+        raise NotImplementedError
+
+    def check(self, ends: Sequence[tuple[Node, int]]) -> None:
+        """Recount everything; `ends` are (node, low) of all leases. Raises AssertionError."""
+        raise NotImplementedError
+
+    # --- shared
+
+    def free(self, slots: IntArray) -> None:
+        """These slots have left the tree."""
+        self._freed.append(slots)
+        self.freed += len(slots)
+
+    def flush(self) -> int:
+        """Return to the pool what has left the tree; how many slots."""
+        count, self.freed = self.freed, 0
+        if self._freed:
+            freed, self._freed = self._freed, []
+            self.pool.release(np.concatenate(freed))
+        return count
+
+
+def whole(state: Any) -> IntArray:
+    """A copy of slots that belong to somebody else, who goes on using the array."""
+    kept: IntArray = np.array(state, dtype=np.int32)
+    return kept

@@ -1,0 +1,16 @@
+"""The pools of a cache that keeps the layers of each state group apart."""
+
+from __future__ import annotations
+
+from phloem.interfaces import PoolGroup
+from phloem.model_spec import ModelSpec
+
+
+def pool_groups(spec: ModelSpec) -> tuple[PoolGroup, ...]:
+    """A pool for each state group of a model that has layers, in the model's order."""
+    made = []
+    for i, group in enumerate(spec.groups):
+        layers = tuple(at for at, layer in enumerate(spec.layers) if layer.group == i)
+        if layers:
+            made.append(PoolGroup(group.name, layers, group.window))
+    return tuple(made)

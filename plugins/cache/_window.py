@@ -1,0 +1,263 @@
+"""Component `window`: layers that see the last w tokens only. What lies further back than that is not needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from phloem.batch import IntArray
+from phloem.interfaces import CacheCounts, Eviction
+from phloem.pool import SlotPool
+
+from ._component import Component, whole
+from ._heap import Heap
+from ._tree import Node, Tree
+
+# Of an inner node so many tokens are evicted at once, where it has them: each cut leaves one node more on the path.
+CUT_TOKENS = 64
+
+
+class Run:
+    """The window slots of one node. Eviction rules see it as EvictionNode: its recency is its own, as the last w
+    tokens before a match's end are used by it, and not those before them.
+
+    `locks` counts the leases that need it. They need all of it or nothing: nodes are split where a lease's window
+    begins. `slots` is None once it has left the tree.
+    """
+
+    __slots__ = ("entry", "last_access", "level", "locks", "node", "slots")
+
+    def __init__(self, node: Node, slots: IntArray) -> None:
+        self.node = node
+        self.slots: IntArray | None = slots
+        self.locks = 0
+        self.last_access, self.level = node.last_access, node.level
+        self.entry: Any = None
+
+    @property
+    def is_candidate(self) -> bool:
+        """True if it may be evicted."""
+        return self.slots is not None and not self.locks
+
+    @property
+    def tokens(self) -> int:
+        """The node's."""
+        return len(self.node.key)
+
+    @property
+    def end(self) -> int:
+        """The node's."""
+        return self.node.end
+
+    @property
+    def created(self) -> int:
+        """The node's."""
+        return self.node.created
+
+    @property
+    def hits(self) -> int:
+        """The node's."""
+        return self.node.hits
+
+    @property
+    def priority(self) -> int:
+        """The node's."""
+        return self.node.priority
+
+
+class Window(Component):
+    """State of a node: a `Run`, or None where its slots are gone.
+
+    A match may end where the `window - 1` tokens before it have slots, and a lease protects those, to the page. Any
+    run that no lease needs may be evicted, whatever lies below it: the node stays as a tombstone, until somebody who
+    has computed it again publishes it.
+    """
+
+    def __init__(self, tree: Tree, index: int, pool: SlotPool, rule: Eviction, window: int) -> None:
+        super().__init__(tree, index, pool)
+        self.heap: Heap[Run] = Heap(rule, tree)
+        self.need = window - 1  # tokens before a match's end that the next token sees
+        self._evictable = self._protected = 0
+
+    def reach(self, bottom: Node, end: int) -> int:
+        """Goes up the path until so much of a row has slots."""
+        at, need, index = bottom, self.need, self.index
+        while need and at.parent is not None:
+            start = at.end - len(at.key)
+            if at.states[index] is None:
+                end = start
+            elif end - start >= need:
+                break
+            at = at.parent
+        return end
+
+    def ends(self, node: Node) -> bool:
+        """Not at a tombstone."""
+        return not self.need or node.states[self.index] is not None
+
+    def lock(self, node: Node) -> int:
+        """The last runs of the path, as far as they are there without a gap."""
+        page = self.tree.page_size
+        low = max(0, node.end - self.need) // page * page
+        at = node
+        while at.end > low and at.states[self.index] is not None:
+            if at.start < low:
+                self.tree.split(at, low - at.start)
+            run: Run = at.states[self.index]
+            if not run.locks:
+                self._evictable -= run.tokens
+                self._protected += run.tokens
+            run.locks += 1
+            at = _up(at)
+        return at.end
+
+    def unlock(self, node: Node, low: int, now: int) -> None:
+        """What becomes evictable was in use until now."""
+        at = node
+        while at.end > low:
+            run: Run = at.states[self.index]
+            run.locks -= 1
+            if not run.locks:
+                self._evictable += run.tokens
+                self._protected -= run.tokens
+                run.last_access, run.level = now, self.tree.level
+                self.heap.offer(run)
+            at = _up(at)
+
+    def narrow(self, node: Node, low: int, start: int, now: int) -> int:
+        """Unlock what lies before `start`, page-floored, of a lock that began at `low`; returns where it begins now."""
+        start = min(start // self.tree.page_size * self.tree.page_size, node.end)
+        if start <= low:
+            return low
+        at = node
+        while at.end > start:
+            if at.start < start:
+                self.tree.split(at, start - at.start)
+            at = _up(at)
+        self.unlock(at, low, now)
+        return start
+
+    def gather(self, node: Node, low: int, start: int) -> IntArray:
+        """See `Component.gather`."""
+        slots: IntArray = np.full(node.end - start, -1, dtype=np.int32)
+        at = node
+        while at.end > max(low, start):
+            slots[at.start - start : at.end - start] = at.states[self.index].slots
+            at = _up(at)
+        return slots
+
+    def touch(self, node: Node, now: int) -> None:
+        """The last runs are used by a match, and only those."""
+        at, low = node, max(0, node.end - self.need)
+        while at.end > low:
+            run: Run | None = at.states[self.index]
+            if run is not None:
+                run.last_access, run.level = now, self.tree.level
+                if not run.locks:
+                    self.heap.offer(run)
+            at = _up(at)
+
+    def fill(self, node: Node, slots: IntArray) -> None:
+        """A run, or a tombstone from the start."""
+        node.states.append(None)
+        if slots[0] >= 0:
+            self._add(node, slots)
+
+    def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
+        """Heal the tombstones that the publisher has slots for; its copies of the rest are not needed."""
+        healed, first = False, nodes[0].start
+        for node in nodes:
+            own = slots[node.start - first : node.end - first]
+            if own[0] < 0:
+                continue
+            if node.states[self.index] is None:
+                self._add(node, own)
+                healed = True
+            else:
+                self.free(own.copy())
+        return healed
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Whoever needs the node needs both halves."""
+        upper.states.append(None)
+        run: Run | None = lower.states[self.index]
+        if run is None or run.slots is None:
+            return
+        at, slots = upper.tokens, run.slots
+        upper.states[self.index] = head = Run(upper, slots[:at].copy())
+        run.slots = slots[at:].copy()
+        head.locks, head.last_access, head.level = run.locks, run.last_access, run.level
+        if not run.locks:
+            self.heap.offer(head)
+            self.heap.offer(run)
+
+    def drop(self, node: Node) -> None:
+        """Its slots, if there are any, are free."""
+        if node.states[self.index] is not None:
+            self.bury(node)
+
+    def pop(self) -> Node | None:
+        """A node whose run no lease needs."""
+        run = self.heap.pop()
+        return None if run is None else run.node
+
+    def bury(self, node: Node) -> None:
+        """Leave a tombstone."""
+        run: Run = node.states[self.index]
+        assert run.slots is not None, "a run that has left the tree already"
+        assert not run.locks, "a run that is needed cannot go"
+        self._evictable -= run.tokens
+        self.free(run.slots)
+        run.slots = node.states[self.index] = None
+
+    def clear(self) -> None:
+        """Bury what is not needed."""
+        self.heap.clear()
+        for node in self.tree.nodes():
+            run: Run | None = node.states[self.index]
+            if run is not None and not run.locks:
+                self.bury(node)
+
+    def counts(self) -> CacheCounts:
+        """Slots of runs."""
+        return CacheCounts(self._evictable, self._protected)
+
+    def slots(self, node: Node) -> IntArray | None:
+        """Those of the run."""
+        run: Run | None = node.states[self.index]
+        return None if run is None else run.slots
+
+    def check(self, ends: Sequence[tuple[Node, int]]) -> None:
+        """Locks against leases, counts against runs, the heap against both."""
+        needed: Counter[int] = Counter()
+        for node, low in ends:
+            at = node
+            while at.end > low:
+                assert at.states[self.index] is not None, "a lease's window has a gap"
+                assert at.start >= low, "a node that a lease needs in part"
+                needed[id(at)] += 1
+                at = _up(at)
+        runs = [(id(node), node.states[self.index]) for node in self.tree.nodes()]
+        live: list[tuple[int, Run]] = [(node, run) for node, run in runs if run is not None]
+        for where, run in live:
+            assert run.slots is not None, "a run in the tree without slots"
+            assert id(run.node) == where, "a run at another node than its own"
+            assert run.locks == needed[where], f"{run.locks} locks at a run that {needed[where]} leases need"
+        evictable = sum(run.tokens for _, run in live if not run.locks)
+        actual = CacheCounts(evictable, sum(run.tokens for _, run in live) - evictable)
+        assert self.counts() == actual, f"counted {self.counts()}, there are {actual}"
+        self.heap.check(sum(run.is_candidate for _, run in live))
+
+    def _add(self, node: Node, slots: IntArray) -> None:
+        run = node.states[self.index] = Run(node, whole(slots))
+        self._evictable += run.tokens
+        self.heap.offer(run)
+
+
+def _up(node: Node) -> Node:
+    """The parent of a node that is not a root."""
+    assert node.parent is not None, "a window that begins before its root"
+    return node.parent

@@ -1,0 +1,25 @@
+"""The prefix cache for models with sliding windows, in some of their layers (Gemma 3) or in all (Mistral)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from phloem.interfaces import PoolGroup
+from phloem.model_spec import ModelSpec
+
+from ._cache import TreeCache
+from ._groups import pool_groups
+
+
+class SwaCache(TreeCache):
+    """A component for each state group: `full` for layers that see everything, `window` for each width of window.
+
+    For a model without windows it is `radix`.
+    """
+
+    capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"narrows"}
+
+    @classmethod
+    def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
+        """One pool for each state group."""
+        return pool_groups(spec)
