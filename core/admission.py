@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from . import scoring
 from .errors import ContextError, RequestError
 from .interfaces import LogitsProcessor, Policy
+from .keys import KeyScheme, rekey
 from .memory import MemoryPlan
 from .messages import GenerateCall
 from .model_spec import ModelSpec
@@ -29,6 +30,7 @@ class Admission:
     processors: Mapping[str, LogitsProcessor]
     seed: int | None  # makes unseeded calls reproducible, one after another
     step_tokens: int  # most tokens of one step
+    scheme: KeyScheme | None
     _arrivals: int = field(default=0, init=False)
 
     def requests(self, call: GenerateCall) -> list[Request]:
@@ -50,6 +52,7 @@ class Admission:
             request = Request(call, choice, seed=seed, limit=asked, arrival=self._arrivals)
             request.text = TextStream(self.tokenizer, params)
             request.stop_ids = stop_ids
+            rekey(request, self.scheme)
             if params.prompt_logprobs is not None:
                 request.prompt_logprobs = [None]
             if call.score is not None:

@@ -88,9 +88,8 @@ def build_parts(config: Config) -> Parts:
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
-    admission = Admission(
-        model.spec, tokenizer, memory, policy_name, policy, processors, seed, limits.max_tokens_per_step
-    )
+    step_tokens, scheme = limits.max_tokens_per_step, make("key", config.cache.key)
+    admission = Admission(model.spec, tokenizer, memory, policy_name, policy, processors, seed, step_tokens, scheme)
     info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     feed = _feed(config, cache, inbox.put, device, make("events", config.events))

@@ -166,7 +166,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
 
 def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, use: str) -> type[s.PluginSection]:
     """The section class with the options of plugin `use` mixed in; PluginError if the plugin cannot be used."""
-    if (use == "none" and kind in ("grammar", "events")) or (use == "auto" and kind in AUTO):
+    if (use == "none" and kind in ("grammar", "events", "key")) or (use == "auto" and kind in AUTO):
         return base
     plugin = registry.load(kind, use)
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)

@@ -24,6 +24,7 @@ SLOTS: dict[tuple[str, ...], tuple[str, type[s.PluginSection]]] = {
     ("model",): ("model", s.ModelSection),
     ("cache",): ("cache", s.CacheSection),
     ("cache", "eviction"): ("eviction", s.PluginSection),
+    ("cache", "key"): ("key", s.PluginSection),
     ("schedule",): ("schedule", s.ScheduleSection),
     ("grammar",): ("grammar", s.GrammarSection),
     ("attention",): ("attention", s.AttentionSection),
@@ -123,7 +124,7 @@ def _default_layer() -> Layer:
     data["spec"] = [{"use": "grammar"}]
     if importlib.util.find_spec("xgrammar") is None:  # an extra: nobody asked for it
         data["grammar"]["use"] = "none"
-    data["cache"]["eviction"] = {"use": s.CacheSection.model_fields["eviction"].default.use}
+    data["cache"] |= {name: {"use": s.CacheSection.model_fields[name].default.use} for name in ("eviction", "key")}
     return Layer("default", data)
 
 

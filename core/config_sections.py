@@ -143,6 +143,8 @@ class CacheSection(PluginSection):
     keeps one window for every so many tokens of the pool. Ended conversations are about that long, say."""
     eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
+    key: PluginSection = PluginSection(use="none")
+    """What prefixes are compared by (plugin kind `key`); `none`: their tokens."""
     pin_share: float = Field(default=0.0, ge=0, lt=1)
     """Most of the KV pool that pinned prefixes may keep, taken off the longest request; 0: nothing can be pinned."""
 

@@ -90,13 +90,13 @@ class Ledger:
     def peek(self, request: Request) -> int:
         """Refresh `request.matched`, walking the tree only if it changed since the last look."""
         if request.matched_version != self.cache.version:
-            request.matched = self.cache.peek(request.tokens, self.match_limit(request), request.namespace)
+            request.matched = self.cache.peek(request.keys, self.match_limit(request), request.namespace)
             request.matched_version = self.cache.version
         return request.matched
 
     def admit(self, request: Request) -> None:
         """Give a waiting request a row and a lease on its longest cached prefix. Needs a free row."""
-        match = self.cache.match(request.tokens, self.match_limit(request), request.namespace)
+        match = self.cache.match(request.keys, self.match_limit(request), request.namespace)
         lease = self.cache.lease(match)
         request.row = self.table.take()
         request.lease = lease
@@ -175,7 +175,7 @@ class Ledger:
         gone = [slots[group][lease.length : request.lows[group]] for group, _, _ in self._windows]
         for behind in gone:
             behind[:] = -1
-        published = self.cache.publish(request.tokens, length, slots, lease, request.namespace)
+        published = self.cache.publish(request.keys, length, slots, lease, request.namespace)
         for behind in gone:
             behind[:] = 0  # the row belongs to somebody else next, and no number in it may be out of bounds
         for table, kept in zip(self.table.slots, published.slots, strict=True):

@@ -21,6 +21,7 @@ from .feed import Feed
 from .grammars import Grammars, Ticket
 from .hooks import ObserverSet
 from .interfaces import ServiceInfo, TokenizerData
+from .keys import rekey
 from .ledger import Ledger
 from .messages import Event, GenerateCall
 from .pins import Pins
@@ -314,6 +315,10 @@ class EngineCore:
             stats.accepted_tokens += len(outcome.nodes)
         before = request.output_len
         write(request, outcome.tokens, outcome.logprobs)
+        try:
+            rekey(request, self.parts.admission.scheme)
+        except Exception as error:
+            request.finish_reason, request.error = "error", StepError(f"the key scheme failed: {error}")
         request.computed = min(request.computed, len(request.tokens))
         stats.decode_tokens += request.output_len - before
         self.counters.wrote(request, before)

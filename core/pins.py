@@ -46,7 +46,7 @@ class Pins:
             raise RequestError("this cache shares no prefixes, so none can be pinned", param="name")
         if name in self._coming:
             raise RequestError(f"pin {name!r} is being computed", hint="wait for it, or unpin it", param="name")
-        tokens = request.tokens[: self._ledger.floor(request.prompt_len)]
+        tokens = request.keys[: self._ledger.floor(request.prompt_len)]
         if not tokens:
             pages = f"a page of {self._ledger.page_size} tokens"
             raise RequestError(f"a prompt of {request.prompt_len} tokens is less than {pages}", param="prompt")

@@ -30,7 +30,7 @@ AUTO["grammar"] = ("xgrammar", "llguidance", "outlines")
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
     **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api", "parser": "Parser"},
-    "events": "Events",
+    **{"events": "Events", "key": "KeyScheme"},
 }
 _OURS = "phloem"
 

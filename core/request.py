@@ -50,6 +50,7 @@ class Request:
     params: SamplingParams = field(init=False)
     namespace: Namespace = field(init=False)
     tokens: array[int] = field(init=False)
+    keys: array[int] = field(init=False)  # what the cache compares: `tokens` itself, unless there is a key scheme
     prompt_len: int = field(init=False)
     arrival_s: float = field(init=False)
     state: State = State.WAITING
@@ -88,7 +89,7 @@ class Request:
         self.id = f"{self.call.call_id}/{self.choice}"
         self.params = self.call.params
         self.namespace = Namespace(self.call.salt, self.call.adapter)
-        self.tokens = array("i", self.call.prompt)
+        self.tokens = self.keys = array("i", self.call.prompt)
         self.prompt_len = len(self.call.prompt)
         self.arrival_s = self.call.arrival_s
 

@@ -19,6 +19,7 @@ SUITES = {
     "events": "EventsSuite",
     "eviction": "EvictionSuite",
     "grammar": "GrammarSuite",
+    "key": "KeySuite",
     "model": "ModelSuite",
     "observer": "ObserverSuite",
     "parser": "ParserSuite",

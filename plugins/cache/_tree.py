@@ -230,8 +230,8 @@ class Tree:
         while at is not None:
             parts.append(at.key)
             at = at.parent
-        tokens = array("i")
-        for part in reversed(parts):
+        tokens = array(node.key.typecode)
+        for part in reversed(parts[:-1]):  # all but the root's, which has none
             tokens += part
         return tokens
 

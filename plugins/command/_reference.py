@@ -53,14 +53,14 @@ def schema(registry: Registry | None = None) -> tuple[dict[str, Any], list[str]]
     """
     registry = registry or Registry()
     problems: list[str] = []
-    eviction = _choices(registry, "eviction", PluginSection, problems)
+    nested = {kind: _choices(registry, kind, PluginSection, problems) for kind in ("eviction", "key")}
     properties: dict[str, Any] = {}
     for path, (kind, section) in SLOTS.items():
         if len(path) == 1:
             properties[str(path[0])] = _choices(registry, kind, section, problems)
     for shape in properties["cache"]["anyOf"]:
         if "properties" in shape:
-            shape["properties"]["eviction"] = eviction
+            shape["properties"] |= nested
     one = properties["attention"]
     pair = {"type": "object", "additionalProperties": False, "properties": {"prefill": one, "decode": one}}
     properties["attention"] = {"anyOf": [*one["anyOf"], pair]}
@@ -84,7 +84,7 @@ def _section(title: str, section: type[Section]) -> str:
 
 def _choices(registry: Registry, kind: str, base: type[PluginSection], problems: list[str]) -> dict[str, Any]:
     names = registry.names(kind)
-    words = [*names, *(["auto"] if kind in AUTO else []), *(["none"] if kind == "grammar" else [])]
+    words = [*names, *(["auto"] if kind in AUTO else []), *(["none"] if kind in ("grammar", "events", "key") else [])]
     shapes: list[dict[str, Any]] = [{"type": "string"} if kind == "model" else {"enum": words}]
     for use in words:
         try:

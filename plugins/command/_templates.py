@@ -60,6 +60,7 @@ SECTIONS = {
     "events": "events: {use: $name}",
     "eviction": "cache: {eviction: {use: $name}}",
     "grammar": "grammar: {use: $name}",
+    "key": "cache: {key: {use: $name}}",
     "observer": "observers: [{use: $name}]",
     "parser": "server: {tool_parser: $name}",
     "sampler": "samplers: [{use: $name}]",
@@ -117,6 +118,22 @@ from pydantic import BaseModel, ConfigDict
     def key(self, node: EvictionNode) -> tuple[int, int]:
         """The smallest key goes first: here the least used, then the least recently used."""
         return node.hits, node.last_access
+'''
+
+_KEY = f'''{_HEAD}from array import array
+from zlib import crc32
+
+from phloem.interfaces import PluginContext
+from phloem.messages import GenerateCall
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        pass
+
+    def keys(self, tokens: array[int], start: int, call: GenerateCall) -> array[int]:
+        """What the cache compares instead of tokens[start:]: here no two routing keys share anything."""
+        mark = crc32((call.routing_key or "").encode()) << 31
+        return array("q", (mark | token for token in tokens[start:]))
 '''
 
 _OBSERVER = f'''{_HEAD}import logging
@@ -409,6 +426,7 @@ BODIES = {
     "events": (_EVENTS, "EventsSuite", _EVENTS_TEST),
     "eviction": (_EVICTION, "EvictionSuite", ""),
     "grammar": (_GRAMMAR, "GrammarSuite", ""),
+    "key": (_KEY, "KeySuite", ""),
     "observer": (_OBSERVER, "ObserverSuite", ""),
     "parser": (_PARSER, "ParserSuite", '    templates = ("<call>",)\n    texts = ("<call>no call</call>",)\n'),
     "sampler": (

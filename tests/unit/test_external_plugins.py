@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
-NAMES = ("phloem-short-first", "phloem-lfuda", "phloem-slowlog")
+NAMES = ("phloem-short-first", "phloem-lfuda", "phloem-private-tail", "phloem-slowlog")
 PROGRAM = """
 import json, logging, sys
 from phloem.config import load_config
@@ -37,7 +37,7 @@ print(json.dumps({
     "order": [r.arrival for r in policy.order(requests)],
     "key": rule.key(FakeEvictionNode(hits=99, level=5.0)),
     "patience": config.schedule.patience,
-    "use": [config.schedule.use, config.cache.eviction.use, config.observers[0].use],
+    "use": [config.schedule.use, config.cache.eviction.use, config.cache.key.use, config.observers[0].use],
 }))
 """
 
@@ -61,13 +61,13 @@ def run(config: Path, path: Path | None) -> tuple[dict[str, Any], str]:
     return json.loads(done.stdout), done.stderr
 
 
-def test_three_distributions_chosen_by_yaml(installed: Path) -> None:
+def test_distributions_chosen_by_yaml(installed: Path) -> None:
     result, log = run(EXAMPLES / "engine.yaml", installed)
     assert result == {
         "order": [1, 0],
         "key": 205.0,
         "patience": 200,
-        "use": ["short-first", "lfuda", "slowlog"],
+        "use": ["short-first", "lfuda", "private-tail", "slowlog"],
     }
     assert "step 1 took 99.00 s" in log
 
@@ -90,7 +90,11 @@ def test_an_engine_runs_on_them(installed: Path, tiny_model: Callable[[str], Pat
     own = {"cache": {"tokens": 128}, "schedule": {"max_running": 2}, "engine": {"threads": 1, "check": True}}
     strange = {
         **own,
-        "cache": {"tokens": 128, "eviction": {"use": "lfuda", "weight": 2}},
+        "cache": {
+            "tokens": 128,
+            "eviction": {"use": "lfuda", "weight": 2},
+            "key": {"use": "private-tail", "marker": "<|im_end|>"},
+        },
         "schedule": {"max_running": 2, "use": "short-first"},
         "observers": [{"use": "slowlog", "step_s": 0, "first_token_s": 0}],
     }
@@ -115,7 +119,7 @@ def test_installed_ones_are_listed_and_checked(installed: Path) -> None:
     rows = json.loads(subprocess.run(listing, env=env, capture_output=True, text=True, check=True).stdout)
     strangers = {row["distribution"]: row["status"] for row in rows if row["distribution"] != "phloem"}
     assert strangers == dict.fromkeys(NAMES, "selected")
-    checking = [sys.executable, "-m", "phloem", "plugins", "check", "eviction.lfuda"]
+    checking = [sys.executable, "-m", "phloem", "plugins", "check", "lfuda"]
     done = subprocess.run(checking, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -128,7 +132,9 @@ def test_installing_activates_nothing(installed: Path) -> None:
     env = {"PATH": "", "PYTHONPATH": str(installed)}
     words = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert words[0] == "lpm"
-    assert not [word for word in words if word.startswith(("phloem_short", "phloem_lfuda", "phloem_slow"))]
+    assert not [
+        word for word in words if word.startswith(("phloem_short", "phloem_lfuda", "phloem_private", "phloem_slow"))
+    ]
 
 
 def test_without_them_the_configuration_says_so() -> None:
@@ -137,11 +143,41 @@ def test_without_them_the_configuration_says_so() -> None:
     assert done.returncode == 2
     assert "engine.yaml:2:12: schedule.use: no schedule plugin is named 'short-first'" in done.stderr
     assert "engine.yaml:5:14: cache.eviction.use: no eviction plugin is named 'lfuda'" in done.stderr
+    assert "engine.yaml:6:9: cache.key.use: no key plugin is named 'private-tail'" in done.stderr
     assert "observers[0].use: no observer plugin is named 'slowlog'" in done.stderr
 
 
+CLIENTS = """
+import sys
+from phloem import Engine, SamplingParams
+
+with Engine.from_yaml(sys.argv[1]) as engine:
+    system = engine.tokenizer.encode("You are a tree.<|im_end|>")
+    for client in ("a", "a", "b"):
+        prompt = [*system, 7, 8, 9, 10, 11]
+        print(engine.generate(prompt, SamplingParams(max_tokens=2), routing_key=client).usage.cached_tokens - len(system))
+    engine.check()
+"""
+
+
+def test_clients_share_the_system_prompt_only(
+    installed: Path, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    config = tmp_path / "private.yaml"
+    config.write_text(
+        f"model: {tiny_model('llama')}\ncache: {{tokens: 512, key: private-tail}}\nengine: {{threads: 1, check: true}}\n"
+    )
+    env = {"PATH": "", "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENTS, str(config)], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [int(line) for line in done.stdout.splitlines()[1:]] == [4, 0], "the first request finds nothing"
+
+
 def test_plain_files_beside_the_configuration(tmp_path: Path) -> None:
-    for name, module in zip(NAMES, ("phloem_short_first", "phloem_lfuda", "phloem_slowlog"), strict=True):
+    for name in NAMES:
+        module = name.replace("-", "_")
         (tmp_path / f"{module}.py").write_text((EXAMPLES / name / f"{module}.py").read_text())
     config = tmp_path / "local.yaml"
     config.write_text(
@@ -151,5 +187,5 @@ def test_plain_files_beside_the_configuration(tmp_path: Path) -> None:
     )
     result, log = run(config, None)
     assert (result["patience"], result["key"]) == (7, 105.0)
-    assert result["use"][2] == f"{tmp_path}/phloem_slowlog.py:Slowlog"
+    assert result["use"][3] == f"{tmp_path}/phloem_slowlog.py:Slowlog"
     assert "step 1 took" in log
