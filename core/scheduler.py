@@ -255,9 +255,9 @@ class Scheduler:
             close = request.deferred > 0 or (group is not None and other.call.group == group)
             least = have + max(page, 1 if close else SHARED_PREFIX_TOKENS)
             most = min(limit, other.prompt_len)
-            if most < least or request.tokens[least - 1] != other.tokens[least - 1]:
+            if most < least or request.keys[least - 1] != other.keys[least - 1]:
                 continue
-            shared = common_prefix(request.tokens, other.tokens, 0, most)
+            shared = common_prefix(request.keys, other.keys, 0, most)
             if shared - shared % page >= least and other.computed < shared:
                 self.waiting.park(request, other, shared)
                 return True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Any
 
 from .errors import PluginError
@@ -11,8 +13,6 @@ from .interfaces import Policy
 from .parking import MAX_DEFERRED_STEPS, Parking
 from .request import Request
 from .siblings import Siblings
-
-_SLACK = 32  # stale entries tolerated before a rebuild
 
 
 class WaitingQueue:
@@ -29,8 +29,11 @@ class WaitingQueue:
         self._waiting: dict[Request, None] = {}  # parked ones included
         self._parking = Parking()
         self._siblings = Siblings()
-        self._oldest: list[tuple[int, int, Request]] = []  # who waits, by arrival; lazy
-        self._serial = 0
+        # How many later ones may overtake a request. Where that is bounded: who may be the earliest that waits, as they
+        # came, which is as many as the bound lets the first of them wait for, and the retracted ones, a heap.
+        self._most: int | None = getattr(policy, "max_overtakes", None)
+        self._arrived: deque[Request] = deque()
+        self._returned: list[tuple[int, int, Request]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -41,11 +44,10 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """A request waits from now on."""
         self._waiting[request] = None
-        self._serial += 1
-        heappush(self._oldest, (request.arrival, self._serial, request))
-        if len(self._oldest) > 2 * len(self._waiting) + _SLACK:
-            self._oldest = [*{entry[2]: entry for entry in self._oldest if entry[2] in self._waiting}.values()]
-            heapify(self._oldest)
+        if self._most is not None and request.retractions:
+            heappush(self._returned, (request.arrival, request.retractions, request))
+        elif self._most is not None:
+            self._arrived.append(request)
         self._offer(request)
 
     def remove(self, request: Request) -> None:
@@ -79,9 +81,8 @@ class WaitingQueue:
 
         Whom it yields has to start or be parked before the next is asked for; else asking ends.
         """
-        most: int | None = getattr(self._policy, "max_overtakes", None)
         for request in self._ordered():
-            while most is not None and (oldest := self._first_come()).arrival < request.arrival - most:
+            while self._most is not None and (oldest := self._first_come()).arrival < request.arrival - self._most:
                 if self._parking.discard(oldest):
                     self._offer(oldest)
                 oldest.deferred = MAX_DEFERRED_STEPS
@@ -90,9 +91,12 @@ class WaitingQueue:
 
     def _first_come(self) -> Request:
         """The earliest arrival that waits; there is one."""
-        while self._oldest[0][2] not in self._waiting:
-            heappop(self._oldest)
-        return self._oldest[0][2]
+        while self._arrived and self._arrived[0] not in self._waiting:
+            self._arrived.popleft()
+        while self._returned and self._returned[0][2] not in self._waiting:
+            heappop(self._returned)
+        first = [*islice(self._arrived, 1), *(entry[2] for entry in self._returned[:1])]
+        return min(first, key=lambda request: request.arrival)
 
     def _ordered(self) -> Iterator[Request]:
         """Who waits and is not parked, best first, as far as anybody reads. Yields nobody who has left meanwhile."""

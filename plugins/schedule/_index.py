@@ -44,7 +44,7 @@ class WaitingIndex:
 
     def add(self, request: Request) -> None:
         """A request waits from now on. `request.matched` is what the cache has of it now."""
-        trie, tokens = self.trie, request.tokens
+        trie, tokens = self.trie, request.keys
         end = request.match_limit // trie.page_size * trie.page_size
         node: Node | None = trie.roots.get(request.namespace)
         if node is None:
@@ -142,6 +142,8 @@ class WaitingIndex:
     def removed(self, namespace: Namespace, tokens: array[int], start: int) -> None:
         """Of the cached prefix `tokens` only the first `start` stay."""
         for node, same in self.trie.walk(namespace, tokens):
+            if not node.covered:
+                return
             if node.start + same > start:
                 self._uncover(node, max(start - node.start, 0))
                 return

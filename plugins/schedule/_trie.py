@@ -78,8 +78,10 @@ class Trie:
             at = node.end
             node = node.children.get(page_key(tokens, at, page))
             if node is not None:
-                size = len(node.key)
-                same = common_prefix(node.key, tokens, at, min(size, len(tokens) - at)) // page * page
+                key, size = node.key, len(node.key)
+                same = size
+                if tokens[at : at + size] != key:  # one compare in C, which most often is all
+                    same = common_prefix(key, tokens, at, min(size, len(tokens) - at)) // page * page
                 yield node, same
                 if same < size:
                     return
