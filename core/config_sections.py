@@ -266,8 +266,8 @@ class ServerSection(Section):
     """Address to listen on."""
     port: int = Field(default=30000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
-    apis: tuple[Annotated[str, _known("api")], ...] = ("openai", "native", "program")
-    """Route sets to mount (plugin kind `api`)."""
+    apis: tuple[Annotated[str | dict[str, Any], _known("api")], ...] = ("openai", "native", "program")
+    """Route sets to mount (plugin kind `api`): names, or `{use: NAME, ...}` with options."""
     tool_parser: Annotated[str | dict[str, Any], _known("parser", "auto", "none")] = "auto"
     """How calls of tools are written: a plugin of kind `parser`, or `{use: NAME, ...}` with its options; `auto` goes by
     the model's chat template, `none` refuses tools."""

@@ -16,9 +16,8 @@ import uvicorn
 
 from phloem.config import Config
 from phloem.errors import ConfigError, EngineDeadError
-from phloem.interfaces import Api, PluginContext
-from phloem.registry import build
 
+from ._apis import api_name, build_apis
 from .app import create_app
 from .banner import show_banner
 from .gate import Gate
@@ -44,12 +43,13 @@ class Server:
     """One server. `run` blocks until it has ended and returns the exit status."""
 
     def __init__(self, config: Config) -> None:
-        """Binds the port. Raises ConfigError if it is taken, PluginError if an API cannot be loaded."""
+        """Binds the port. Raises ConfigError if it is taken, or for an API's options; PluginError if an API cannot be
+        loaded.
+        """
         self.config = config
         options = config.server
         parsers = {"tools": options.tool_parser, "reasoning": options.reasoning_parser}
-        contexts = [PluginContext("api", name, extras={"parsers": parsers}) for name in options.apis]
-        apis: list[Api] = [build("api", context.name, context) for context in contexts]
+        apis = build_apis(options.apis, parsers)
         self.socket = _bind(options.host, options.port)
         self.service = RemoteService()
         patience = Patience(options.heartbeat_s, options.hang_s, options.max_restarts)
@@ -135,7 +135,8 @@ class Server:
             log.info("the model process is back (restart %d)", self.supervisor.restarts)
             return
         options = self.config.server
-        show_banner(self.service.ready, self.url, options.apis, key_needed=options.api_key is not None)
+        names = tuple(map(api_name, options.apis))
+        show_banner(self.service.ready, self.url, names, key_needed=options.api_key is not None)
 
 
 def _allow_connections() -> None:

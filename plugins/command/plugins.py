@@ -108,7 +108,7 @@ def _selected(config: Config) -> set[tuple[str, str]]:
     """(kind, name) of what a configuration uses; `auto` counts as its first candidate."""
     chosen = {(kind, section.use) for _, kind, section in plugin_sections(config)}
     chosen |= {(kind, AUTO[kind][0]) for kind, use in list(chosen) if use == "auto"}
-    return chosen | {("api", name) for name in config.server.apis}
+    return chosen | {("api", api if isinstance(api, str) else str(api["use"])) for api in config.server.apis}
 
 
 def _named(name: str) -> tuple[str, str]:
