@@ -90,7 +90,8 @@ def build_parts(config: Config) -> Parts:
     seed, policy_name = config.engine.seed, config.schedule.use
     step_tokens, scheme = limits.max_tokens_per_step, make("key", config.cache.key)
     admission = Admission(model.spec, tokenizer, memory, policy_name, policy, processors, seed, step_tokens, scheme)
-    info = ServiceInfo(config.model.name or _served_name(config.model.path), model.path, model.spec, limit, time.time())
+    name = config.model.name or _served_name(config.model.path)
+    info = ServiceInfo(name, model.path, model.spec, limit, time.time(), ledger.shares)
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     feed = _feed(config, cache, inbox.put, device, make("events", config.events))
     ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)

@@ -391,6 +391,7 @@ class ServiceInfo:
     spec: ModelSpec
     max_total_tokens: int  # prompt + output that one request can ever have: min(context, pool)
     created_s: float
+    shares: bool = True  # the cache finds prefixes again
 
 
 @runtime_checkable

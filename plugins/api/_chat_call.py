@@ -10,7 +10,7 @@ from phloem.interfaces import Parser, Service
 
 from ._chat import ChatAnswer
 from ._constraint import Given, as_format, given_constraints, single
-from ._params import chat_params, generate_call, new_id, thinking, usage_wanted
+from ._params import chat_params, generate_calls, new_id, thinking, usage_wanted
 from ._parsers import Formats
 from ._prompt import chat_prompt
 from ._reader import Reader
@@ -39,10 +39,11 @@ async def chat_answer(body: ChatBody, service: Service, formats: Formats) -> tup
     def reader() -> Reader:
         return formats.reader(thoughts, calls, offered, ending, reasoning=shown, strip=strip)
 
+    (call,) = generate_calls([request_id], [prompt], params, body, service.info)
     answer = ChatAnswer(
         id=request_id,
         service=service,
-        call=generate_call(request_id, prompt, params, body),
+        call=call,
         reader=reader,
         reasoning=shown and thoughts is not None,
         tools=bool(offered.tools),

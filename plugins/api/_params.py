@@ -15,6 +15,7 @@ from phloem.params import SamplingParams
 from ._constraint import Given, in_callers_words
 from ._prompt import LONG_TEXT
 from ._schema import ChatBody, CompletionBody, Sampling
+from ._session import session_hold
 
 COMPLETION_MAX_TOKENS = 16  # what OpenAI's completions API documents for an absent max_tokens
 _LISTS = ("stop", "stop_regex")
@@ -62,14 +63,22 @@ def sampling_params(body: Sampling, given: Given | None, **overrides: Any) -> Sa
         return SamplingParams(**fields)
 
 
-def generate_call(call_id: str, prompt: list[int], params: SamplingParams, body: Sampling) -> GenerateCall:
-    """A call of one prompt with what the body says beyond sampling."""
+def generate_calls(
+    ids: Sequence[str], prompts: Sequence[list[int]], params: SamplingParams, body: Sampling, info: ServiceInfo
+) -> list[GenerateCall]:
+    """A call for each prompt, with what the body says beyond sampling."""
+    hold = session_hold(body.session, body.cache_salt, None, len(prompts), info)
+    return [_call(one, prompt, params, body, hold) for one, prompt in zip(ids, prompts, strict=True)]
+
+
+def _call(call_id: str, prompt: list[int], params: SamplingParams, body: Sampling, hold: str | None) -> GenerateCall:
     return GenerateCall(
         call_id=call_id,
         prompt=prompt,
         params=params,
         priority=body.priority or 0,
         salt=body.cache_salt,
+        hold=hold,
         stream=bool(body.stream),
     )
 

@@ -85,6 +85,7 @@ class Sampling(Body):
     logits_processors: dict[str, dict[str, Any]] | None = None
     priority: Int | None = Field(None, description="Higher runs earlier, under policies that look at it.")
     cache_salt: str | None = Field(None, description="Requests with different salts never share cached state.")
+    session: str | None = Field(None, description="A conversation whose path stays cached between its turns.")
 
 
 class CompletionBody(Sampling):

@@ -1,4 +1,4 @@
-"""The native routes: POST /generate, text or token ids, one or a batch, with all parameters; POST /pin and /unpin."""
+"""The native routes: POST /generate, text or token ids, one or a batch, with all parameters; pins and sessions."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ._params import encode, new_id
 from ._run import Choice, collect, merged, unless_gone
 from ._sampling import FIELDS, RENAMED, native_params
 from ._schema import Int, TokenId
+from ._session import session_hold
 from ._sse import DONE, STREAMS, json_response, sse, stream
 
 
@@ -40,6 +41,15 @@ class GenerateBody(Body):
     salt: str | None = None
     adapter: str | None = None
     routing_key: str | None = None
+    session: str | None = Field(None, description="A conversation whose path stays cached between its turns.")
+
+
+class EndSessionBody(Body):
+    """POST /end_session, with the salt and adapter of the session's requests."""
+
+    session: str
+    salt: str | None = None
+    adapter: str | None = None
 
 
 class PinBody(Body):
@@ -92,6 +102,12 @@ class NativeApi:
             single = isinstance(body.text, str) or (body.input_ids and isinstance(body.input_ids[0], int))
             return json_response(answers[0] if single and len(answers) == 1 else answers)
 
+        @router.post("/end_session")
+        async def end_session(body: EndSessionBody) -> Response:
+            """Let a conversation's path go, to be evicted like any other; false if none is kept under that name."""
+            hold = session_hold(body.session, body.salt, body.adapter, 1, service.info)
+            return json_response({"ended": await service.drop_hold(hold or "")})
+
         @router.post("/pin")
         async def pin(body: PinBody, request: Request) -> Response:
             """Compute a prefix, if need be, and keep it in the cache until it is unpinned."""
@@ -125,6 +141,7 @@ async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
     settings = given if isinstance(given, list) else [given] * batch
     if len(settings) != batch:
         raise RequestError(f"{len(settings)} sampling_params for {batch} prompts", param="sampling_params")
+    hold = session_hold(body.session, body.salt, body.adapter, batch, service.info)
     return [
         GenerateCall(
             call_id=rid,
@@ -134,6 +151,7 @@ async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
             salt=body.salt,
             adapter=body.adapter,
             routing_key=body.routing_key,
+            hold=hold,
             stream=bool(body.stream),
         )
         for rid, prompt, fields in zip(rids, prompts, settings, strict=True)

@@ -21,7 +21,7 @@ from ._params import (
     completion_params,
     completion_prompts,
     encode,
-    generate_call,
+    generate_calls,
     new_id,
     usage_wanted,
 )
@@ -75,7 +75,7 @@ async def _completion_answer(body: CompletionBody, given: Given | None, service:
     return CompletionAnswer(
         id=request_id,
         service=service,
-        calls=[generate_call(one, prompt, params, body) for one, prompt in zip(ids, prompts, strict=True)],
+        calls=generate_calls(ids, prompts, params, body, service.info),
         prompts=echoed,
         echo=bool(body.echo),
         logprobs=body.logprobs is not None,

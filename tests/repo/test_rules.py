@@ -45,7 +45,7 @@ PROGRAM_LINES = 464
 PROGRAM = {f"core/{name}.py" for name in ("choosing", "growing", "scoring", "holds", "pins", "siblings")}
 # What others are told of the cache: the loop queues a few words, everything else is on a thread of its own, and mirrors
 # are for programs that have no engine at all.
-EVENTS_LINES = 380
+EVENTS_LINES = 390
 EVENTS = {f"core/{name}.py" for name in ("events", "feed", "mirror")}
 FILE_LINES = 450
 FUNCTION_LINES = 60

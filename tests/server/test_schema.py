@@ -22,7 +22,7 @@ CHECKS = [
 PROGRAMS, PROGRAM = "/v1/programs", "/v1/programs/{program}"
 OPERATIONS = tuple(f"{PROGRAM}/{what}" for what in ("append", "generate", "select", "fork"))
 POST = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort", "/flush_cache")
-POST += ("/pin", "/unpin")
+POST += ("/pin", "/unpin", "/end_session")
 POST += (PROGRAMS, f"{PROGRAMS}/delete", *OPERATIONS)
 GET = ("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/config", PROGRAMS, PROGRAM)
 
