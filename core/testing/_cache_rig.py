@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..batch import IntArray
-from ..interfaces import Cache, Lease, Narrows, PluginContext
+from ..interfaces import Cache, CountsUses, Lease, Narrows, PluginContext
 from ..model_spec import GroupSpec, LayerSpec, ModelSpec
 from ..pool import SlotPool
 from ..request import Namespace
@@ -30,7 +30,7 @@ class Holder:
         self.lease = lease
         self.slots = slots
         self.lows = [0] * len(slots)
-        self.computed = lease.length
+        self.computed = self.found = lease.length
 
     def prefix(self, end: int) -> Prefix:
         """What the KV of token end - 1 was computed from."""
@@ -102,6 +102,7 @@ class CacheRig:
         self.pools = tuple(SlotPool(size, page_size) for size in sizes)
         self.cache = make(PluginContext("cache", plugin.__name__, model=spec, pools=self.pools, page_size=page_size))
         self.shares = "sharing" in plugin.capabilities
+        self.uses = cast("CountsUses", self.cache) if "uses" in plugin.capabilities else None
         self.narrows = cast("Narrows", self.cache) if "narrows" in plugin.capabilities else None
         self.heard = Listener(page_size)
         self.cache.listen(self.heard)
@@ -225,6 +226,8 @@ class CacheRig:
         self.holders.remove(holder)
         for group, pool in enumerate(self.pools):
             pool.release(holder.own(group))
+        if self.uses is not None:
+            self.uses.used(holder.lease, holder.found, len(holder.tokens) % 5 - 2)
         self.cache.release(holder.lease)
         self._forget()  # a leaf without a window is of no use to anybody
 

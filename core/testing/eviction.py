@@ -79,6 +79,13 @@ class EvictionSuite(PluginSuite):
         nodes = leaves(60)
         assert [self.rule().key(node) for node in nodes] == [self.rule().key(node) for node in nodes]
 
+    def test_use_never_hastens(self) -> None:
+        """More hits or a higher priority give no smaller key: they come to a node while it waits in the heap."""
+        rule = self.rule()
+        for node in leaves(60):
+            assert not rule.key(replace(node, hits=node.hits + 1)) < rule.key(node), "a hit brings the end nearer"
+            assert not rule.key(replace(node, priority=node.priority + 1)) < rule.key(node), "priority brings it nearer"
+
     def test_ageing_keys_start_from_the_level(self) -> None:
         """With `ageing`, keys are numbers at or above the node's level and rise with it: whatever stays unused goes."""
         if "ageing" not in self.plugin.capabilities:

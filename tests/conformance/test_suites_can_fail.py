@@ -116,6 +116,11 @@ class Counting(Rule):
         return next(self.count)
 
 
+class Mfu(Rule):
+    def key(self, node: EvictionNode) -> Any:
+        return -node.hits
+
+
 class Ageless(Rule):
     capabilities = frozenset({"ageing"})
 
@@ -130,6 +135,8 @@ def test_eviction() -> None:
         suite(EvictionSuite, Counting).test_keys_are_pure()
     with pytest.raises(AssertionError):
         suite(EvictionSuite, Counting).test_two_rules_agree()
+    with pytest.raises(AssertionError, match="a hit brings the end nearer"):
+        suite(EvictionSuite, Mfu).test_use_never_hastens()
     with pytest.raises(AssertionError, match="below the level"):
         suite(EvictionSuite, Ageless).test_ageing_keys_start_from_the_level()
 

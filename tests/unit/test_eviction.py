@@ -18,10 +18,11 @@ from phloem.interfaces import Lease, PluginContext
 from phloem.plugins.cache.eviction import Fifo, Filo, Lfu, Lru, Mru, Priority, Slru
 from phloem.plugins.cache.eviction_cost import Cost
 from phloem.plugins.cache.radix import RadixCache
+from phloem.plugins.cache.swa import SwaCache
 from phloem.pool import SlotPool
 from phloem.registry import Registry
 from phloem.request import Namespace
-from phloem.testing import FakeEvictionNode
+from phloem.testing import CacheSuite, FakeEvictionNode
 
 RULES: list[tuple[type[Any], dict[str, Any]]] = [
     *((rule, {}) for rule in (Lru, Mru, Fifo, Filo, Priority)),
@@ -153,6 +154,22 @@ def test_order_is_that_of_a_scan(rule: type[Any], options: dict[str, Any], page:
     while bench.evict_page():
         bench.audit()
     assert bench.pool.free == bench.pool.total
+
+
+@pytest.mark.parametrize("cache", [RadixCache, SwaCache])
+@pytest.mark.parametrize(("rule", "options"), RULES, ids=[rule.__name__ for rule, _ in RULES])
+def test_any_history_under_any_rule(rule: type[Any], options: dict[str, Any], cache: type[Any]) -> None:
+    """The cache suite's random histories, heaps checked after each step, with the window's own heap as well."""
+
+    class Suite(CacheSuite):
+        plugin = cache
+        examples, steps = 10, 30
+
+        def make(self, context: PluginContext) -> Any:
+            context.extras["eviction"] = rule(rule.Options(**options), PluginContext("eviction", "x"))
+            return cache(cache.Options(), context)
+
+    Suite()._histories(4, (None, 6) if cache is SwaCache else (None,))
 
 
 # --- each rule's own order, with three texts of which one has to go
