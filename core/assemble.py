@@ -13,6 +13,8 @@ import torch
 from .admission import Admission
 from .config import Config
 from .config_sections import AttentionPair, AttentionSection, sampler_name
+from .draft_cost import VerifyCost, profile
+from .draft_size import Sizer
 from .drafting import Drafting
 from .errors import ConfigError
 from .events import DEFAULT_BLOCK
@@ -85,6 +87,7 @@ def build_parts(config: Config) -> Parts:
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
+    _size_drafts(config, drafting, executor, min(limit, *memory.slots))
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
@@ -113,6 +116,11 @@ def _device(config: Config) -> torch.device:
     if device.type == "cpu" and config.engine.threads != "auto":
         torch.set_num_threads(config.engine.threads)
     return device
+
+
+def _size_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int) -> None:
+    if drafting.sizable and config.engine.draft_size == "adaptive":
+        drafting.sizer = Sizer(VerifyCost(profile(executor, most_rows)))
 
 
 def _feed(config: Config, cache: Cache, ask: Any, device: torch.device, publisher: Any) -> Feed:

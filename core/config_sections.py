@@ -241,6 +241,10 @@ class EngineSection(Section):
     """Most tokens of prompt and output; default: the model's own limit."""
     draft_tokens: Annotated[Size, Field(ge=0)] = 16
     """Most draft nodes per request and step."""
+    draft_size: Literal["adaptive", "fixed"] = "adaptive"
+    """`adaptive` verifies as many nodes as pay, by what a request's drafts came to and what rows cost at the present
+    batch, which takes about a second to measure at start; `fixed` verifies all that is proposed. What a grammar forces
+    is always verified."""
     check: bool = False
     """Verify slot accounting after every step: for tests and bug hunts."""
 

@@ -16,13 +16,16 @@ class Draft:
     `tokens[i]` continues the path that ends at node `parents[i]`; -1 is the request's last token. Parents come
     before their children. `probs[i]`, where given, is the probability with which a drafter that declares `drawn`
     drew node i. Sibling nodes carry distinct tokens. The first `forced` nodes are a chain from the root that is
-    accepted without asking the target: lossy, so only a drafter that was configured for it says so.
+    accepted without asking the target: lossy, so only a drafter that was configured for it says so. `confidence[i]`,
+    where given, is the drafter's own guess of how likely the target is to take node i once it has taken its parent:
+    it may size a draft, and decides nothing.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     probs: tuple[float, ...] | None = None
     forced: int = 0
+    confidence: tuple[float, ...] | None = None
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> Draft:
@@ -54,6 +57,11 @@ class Draft:
             seen.add((parent, token))
         if not self.truncated(self.forced).is_chain:
             return f"the first {self.forced} nodes are forced, but no chain"
+        if self.confidence is not None:
+            if len(self.confidence) != len(self.tokens):
+                return f"{len(self.tokens)} tokens but {len(self.confidence)} confidences"
+            if not all(0 <= each <= 1 for each in self.confidence):
+                return "a confidence is no probability"
         return None
 
     def depths(self) -> list[int]:
@@ -82,42 +90,56 @@ class Draft:
         return path[::-1]
 
     def behind(self, chain: Sequence[int]) -> Draft:
-        """This tree at the end of `chain`."""
+        """This tree at the end of `chain`, which is taken to be certain."""
         above = len(chain)
         parents = (*range(-1, above - 1), *(parent + above for parent in self.parents))
-        return Draft((*chain, *self.tokens), parents)
+        confidence = None if self.confidence is None else (*(1.0 for _ in chain), *self.confidence)
+        return Draft((*chain, *self.tokens), parents, confidence=confidence)
+
+    def picked(self, nodes: Sequence[int]) -> Draft:
+        """Only these nodes, in this order: each behind its parent, which must be among them."""
+        place = {node: i for i, node in enumerate(nodes)} | {-1: -1}
+        probs, confidence = (
+            None if values is None else tuple(values[node] for node in nodes)
+            for values in (self.probs, self.confidence)
+        )
+        parents = tuple(place[self.parents[node]] for node in nodes)
+        forced = next((i for i, node in enumerate(nodes) if i != node or node >= self.forced), len(nodes))
+        return Draft(tuple(self.tokens[node] for node in nodes), parents, probs, forced, confidence)
 
     def truncated(self, keep: int) -> Draft:
         """The first `keep` nodes; parents precede children, so the rest is still a tree."""
-        if keep >= len(self.tokens):
-            return self
-        probs = None if self.probs is None else self.probs[:keep]
-        return Draft(self.tokens[:keep], self.parents[:keep], probs, min(self.forced, keep))
+        return self if keep >= len(self.tokens) else self.picked(range(keep))
 
 
 def merge(drafts: Sequence[Draft], budget: int) -> Draft:
     """One tree from several drafters' proposals, earlier drafters first, cut to `budget` nodes.
 
     Nodes with equal path are shared. The result carries no probabilities: a merged draft is verified by the target's
-    own sample (design §6).
+    own sample (design §6). Of a shared node the higher confidence counts; all must give theirs, else there are none.
     """
     if len(drafts) == 1:
         return drafts[0].truncated(budget)
     tokens: list[int] = []
     parents: list[int] = []
+    confidence: list[float] = []
     index: dict[tuple[int, int], int] = {}
     for draft in drafts:
         where: list[int] = []
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        for token, parent, own in zip(draft.tokens, draft.parents, draft.confidence or [0.0] * len(draft), strict=True):
             at = -1 if parent < 0 else where[parent]
             if parent >= 0 and at < 0:  # the parent fell to the budget
                 where.append(-1)
                 continue
             node = index.get((at, token), -1)
-            if node < 0 and len(tokens) < budget:
-                node = len(tokens)
-                index[(at, token)] = node
+            if node >= 0:
+                confidence[node] = max(confidence[node], own)
+            elif len(tokens) < budget:
+                node = index[(at, token)] = len(tokens)
                 tokens.append(token)
                 parents.append(at)
+                confidence.append(own)
             where.append(node)
-    return Draft(tuple(tokens), tuple(parents), forced=min(drafts[0].forced, budget) if drafts else 0)
+    forced = min(drafts[0].forced, budget) if drafts else 0
+    known = tuple(confidence) if all(draft.confidence is not None for draft in drafts) else None
+    return Draft(tuple(tokens), tuple(parents), None, forced, known)

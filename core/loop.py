@@ -339,6 +339,7 @@ class EngineCore:
         stats.forward_s, stats.sample_s = spans.get("forward", 0.0), spans.get("sample", 0.0)
         stats.waiting = len(self.scheduler.waiting)
         self.counters.add(stats)
+        self.parts.drafting.measured(stats)
         self.progress = (self.counters.steps, time.monotonic())
         self.parts.observers.step(stats)
 

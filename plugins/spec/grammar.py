@@ -32,7 +32,7 @@ class GrammarDrafter:
     """
 
     api = 1
-    capabilities = frozenset({"leads", "chain", "constrained", "learns"})
+    capabilities = frozenset({"leads", "chain", "constrained", "learns", "inline"})
 
     class Options(BaseModel):
         """`spec: [{use: grammar}]`."""

@@ -1,0 +1,159 @@
+"""How many nodes a draft gets: by what this request's drafts came to, and what a row costs at the present batch."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .batch import StepStats
+from .draft_cost import VerifyCost
+from .drafts import Draft
+from .request import Request
+
+UNKNOWN = 0.7  # confidence of a node whose drafter gives none
+_BUCKETS = 10
+_PRIOR, _SURE = 8.0, 0.99  # tests that a drafter's own word counts for, and the most that is believed
+_FADE = 0.97  # of what a request's earlier tests count, with each new one
+_MOST_IDLE = 64  # asks, or tokens, that a drafter in vain is left out for at most
+_DEAR = 0.005  # share of a step above which asking in vain is too dear
+
+
+@dataclass(slots=True)
+class _Record:
+    """What one drafter proposed last for one request, and how its proposals have done there."""
+
+    length: int = 0  # of the text the draft continues
+    chain: tuple[int, ...] = ()  # a leader's, at the end of that text
+    draft: Draft | None = None
+    tested: float = 0.0  # what acceptance was expected of nodes whose place the text has come to
+    hits: float = 0.0
+    vain: int = 0  # proposals in a row of which nothing was taken up
+    idle: int = 0  # asks still to leave out
+
+
+@dataclass(slots=True)
+class _Habit:
+    """How often nodes of each confidence are accepted, over all requests of a drafter; and what asking takes."""
+
+    tested: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    hits: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    seconds: float = 0.0
+
+
+class Sizer:
+    """Owned by `Drafting`. Each proposal is held against the text that came, whether it was verified or not."""
+
+    def __init__(self, cost: VerifyCost) -> None:
+        self.cost = cost
+        self._records: dict[str, dict[str, _Record]] = {}
+        self._habits: dict[str, _Habit] = {}
+        self._rests: dict[str, int] = {}  # length of a request's text before which it is not asked ahead
+
+    def skips(self, request: Request, name: str) -> bool:
+        """Whether to leave a drafter out this time: asking it is dear, and has been in vain."""
+        record = self._record(request, name)
+        self._learn(name, record, request.tokens)
+        record.idle -= 1
+        return record.idle >= 0
+
+    def rests(self, request: Request) -> bool:
+        """Nothing is expected of the request's drafters at its present length: it may run ahead without them."""
+        return len(request.tokens) < self._rests.get(request.id, 0)
+
+    def judged(self, request: Request, name: str, draft: Draft, chain: Sequence[int], seconds: float) -> Draft:
+        """The proposal with chances in place of the drafter's own confidence. `seconds`: what asking took."""
+        record, habit = self._record(request, name), self._habit(name)
+        record.length, record.chain, record.draft = len(request.tokens), tuple(chain), draft
+        habit.seconds += 0.1 * (seconds - habit.seconds)
+        own = (record.hits + 2.0) / (record.tested + 2.0)
+        chances = [min(_SURE, _habitual(habit, each) * own) for each in draft.confidence or [UNKNOWN] * len(draft)]
+        return Draft(draft.tokens, draft.parents, draft.probs, draft.forced, tuple(chances))
+
+    def cut(self, request: Request, names: Sequence[str], draft: Draft | None, budget: int) -> Draft | None:
+        """The most valuable nodes of what the drafters `names` proposed, as many as pay; the likeliest path first."""
+        kept = self._pick(draft, budget) if draft else []
+        self._note(request, names, bool(kept))
+        return draft.picked(_path_first(draft, kept)) if draft and kept else None
+
+    def measured(self, stats: StepStats) -> None:
+        """A step has been committed."""
+        self.cost.measured(stats)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        for name, record in self._records.pop(request.id, {}).items():
+            self._learn(name, record, request.tokens)
+        self._rests.pop(request.id, None)
+
+    def _record(self, request: Request, name: str) -> _Record:
+        return self._records.setdefault(request.id, {}).setdefault(name, _Record())
+
+    def _habit(self, name: str) -> _Habit:
+        return self._habits.setdefault(name, _Habit())
+
+    def _pick(self, draft: Draft, budget: int) -> list[int]:
+        values: list[float] = []
+        assert draft.confidence is not None
+        for parent, chance in zip(draft.parents, draft.confidence, strict=True):
+            values.append(chance if parent < 0 else values[parent] * chance)
+        best = sorted(range(len(values)), key=lambda node: -values[node])[:budget]  # stable: parents come first
+        return best[: self.cost.worth([values[node] for node in best])]
+
+    def _note(self, request: Request, names: Sequence[str], taken: bool) -> None:
+        most = 0
+        step = self.cost.plain_s(self.cost.requests) / self.cost.requests
+        for name in names:
+            record = self._record(request, name)
+            record.vain = 0 if taken else record.vain + 1
+            most = max(most, record.vain)
+            if self._habit(name).seconds > _DEAR * step:
+                record.idle = min(_MOST_IDLE, 1 << min(record.vain, 7)) // 2
+        self._rests[request.id] = len(request.tokens) + (min(_MOST_IDLE, 1 << min(most, 7)) if most > 1 else 0)
+
+    def _learn(self, name: str, record: _Record, text: array[int]) -> None:
+        """Hold the last proposal against what has been written since."""
+        draft, start = record.draft, record.length
+        if draft is None or len(text) <= start:
+            return
+        record.draft = None
+        came = text[start : start + len(record.chain) + len(draft) + 1].tolist()
+        chain = len(record.chain)
+        if tuple(came[:chain]) != record.chain[: len(came)]:
+            return
+        habit = self._habit(name)
+        reached = {-1: 0}  # nodes on the text's path: tokens up to them
+        for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
+            at = reached.get(parent)
+            if at is None or chain + at >= len(came):
+                continue
+            hit = came[chain + at] == token
+            if hit:
+                reached[node] = at + 1
+            own = draft.confidence[node] if draft.confidence is not None else UNKNOWN
+            bucket = _bucket(own)
+            record.tested = record.tested * _FADE + _habitual(habit, own)
+            record.hits = record.hits * _FADE + hit
+            habit.tested[bucket] = habit.tested[bucket] * 0.999 + 1
+            habit.hits[bucket] = habit.hits[bucket] * 0.999 + hit
+
+
+def _bucket(confidence: float) -> int:
+    return min(_BUCKETS - 1, int(confidence * _BUCKETS))
+
+
+def _habitual(habit: _Habit, confidence: float) -> float:
+    """What a drafter's confidence has come to, its own word standing in while there is little to go by."""
+    bucket = _bucket(confidence)
+    return (habit.hits[bucket] + _PRIOR * confidence) / (habit.tested[bucket] + _PRIOR)
+
+
+def _path_first(draft: Draft, kept: Sequence[int]) -> list[int]:
+    """The kept nodes, those of the likeliest path before the others: following it moves no KV (design §5)."""
+    path, at = [], -1
+    for node in kept:  # most valuable first
+        if draft.parents[node] == at:
+            path.append(node)
+            at = node
+    rest = set(kept) - set(path)
+    return path + sorted(rest)
