@@ -201,14 +201,21 @@ class Scheduler:
                 parked += 1
                 if parked == MOST_PER_STEP:
                     return
-            elif self._make_place(request):
-                retractions = self.retractions
-                self._start(request)
-                if self.retractions != retractions:
-                    return  # slots have run out: who was retracted must not start again at once
-                prefilling.append(request)
-            else:
+                continue
+            while (first := self.waiting.overdue(request)) is not None:
+                if not self._begin(first, prefilling):
+                    return
+            if not self._begin(request, prefilling):
                 return
+
+    def _begin(self, request: Request, prefilling: list[Request]) -> bool:
+        """Start a request; False if there is no place for it, or none for another."""
+        if not self._make_place(request):
+            return False
+        prefilling.append(request)
+        retractions = self.retractions
+        self._start(request)
+        return self.retractions == retractions  # else slots ran out: who was retracted must not start again at once
 
     def _may_start(self) -> bool:
         """One more request fits the step's budgets."""

@@ -76,18 +76,14 @@ class WaitingQueue:
             return None
         return victim
 
-    def order(self) -> Iterator[Request]:
-        """The policy's order, as far as it is read; but who would be overtaken by too many goes first.
-
-        Whom it yields has to start or be parked before the next is asked for; else asking ends.
-        """
-        for request in self._ordered():
-            while self._most is not None and (oldest := self._first_come()).arrival < request.arrival - self._most:
-                if self._parking.discard(oldest):
-                    self._offer(oldest)
-                oldest.deferred = MAX_DEFERRED_STEPS
-                yield oldest
-            yield request
+    def overdue(self, request: Request) -> Request | None:
+        """Who has to start before `request` does, which would be one too many to overtake it; it is parked no more."""
+        if self._most is None or (oldest := self._first_come()).arrival >= request.arrival - self._most:
+            return None
+        if self._parking.discard(oldest):
+            self._offer(oldest)
+        oldest.deferred = MAX_DEFERRED_STEPS
+        return oldest
 
     def _first_come(self) -> Request:
         """The earliest arrival that waits; there is one."""
@@ -98,8 +94,11 @@ class WaitingQueue:
         first = [*islice(self._arrived, 1), *(entry[2] for entry in self._returned[:1])]
         return min(first, key=lambda request: request.arrival)
 
-    def _ordered(self) -> Iterator[Request]:
-        """Who waits and is not parked, best first, as far as anybody reads. Yields nobody who has left meanwhile."""
+    def order(self) -> Iterator[Request]:
+        """Who waits and is not parked, best first, as far as it is read. Yields nobody who has left meanwhile.
+
+        Whom it yields has to start or be parked before the next is asked for; else asking ends.
+        """
         asked = [] if self._keeps else [request for request in self._waiting if request not in self._parking]
         if "matched" in self._policy.capabilities:
             for request in asked:

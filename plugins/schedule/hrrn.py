@@ -88,7 +88,7 @@ class Hrrn(IndexedPolicy):
                 return max(heads, key=lambda head: (self._ratio(head), -head.arrival), default=None)
 
     def _ratio(self, request: Request) -> float:
-        return (self._done - self._since[request]) / self._service(request)
+        return (self._done - self._since[request] + 1) / self._service(request)  # one more: the shorter of two new ones
 
     def _service(self, request: Request) -> int:
         return max(1, len(request.tokens) - self._index.matched(request))

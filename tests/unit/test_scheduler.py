@@ -20,20 +20,46 @@ from phloem.parking import MAX_DEFERRED_STEPS
 from phloem.plugins.cache.chunk import ChunkCache
 from phloem.plugins.cache.eviction import Lru
 from phloem.plugins.cache.radix import RadixCache
+from phloem.plugins.schedule.dfs_weight import DfsWeight
 from phloem.plugins.schedule.fcfs import Fcfs
+from phloem.plugins.schedule.hrrn import Hrrn
+from phloem.plugins.schedule.lof import Lof
 from phloem.plugins.schedule.lpm import Lpm
+from phloem.plugins.schedule.priority import Priority
+from phloem.plugins.schedule.random import Random
+from phloem.plugins.schedule.routing_key import RoutingKey
+from phloem.plugins.schedule.shortest_prefill import ShortestPrefill
 from phloem.pool import KVStore, SlotPool
 from phloem.request import Request, State
 from phloem.scheduler import Scheduler
 
 SPEC = ModelSpec("toy", 1000, 4096, (LayerSpec(1, 2, 2),))
-POLICIES: dict[str, type[Any]] = {"lpm": Lpm, "fcfs": Fcfs}
+POLICIES: dict[str, type[Any]] = {
+    "lpm": Lpm,
+    "fcfs": Fcfs,
+    "dfs-weight": DfsWeight,
+    "hrrn": Hrrn,
+    "lof": Lof,
+    "priority": Priority,
+    "random": Random,
+    "routing-key": RoutingKey,
+    "shortest-prefill": ShortestPrefill,
+}
 
 
 class Bench:
     """A scheduler and the bookkeeping of an executor: every sampled token is 7."""
 
-    def __init__(self, *, pool: int = 1024, page: int = 1, cache: str = "radix", policy: str = "lpm", **limits: int):
+    def __init__(
+        self,
+        *,
+        pool: int = 1024,
+        page: int = 1,
+        cache: str = "radix",
+        policy: str = "lpm",
+        options: dict[str, Any] | None = None,
+        **limits: int,
+    ):
         slots = SlotPool(pool // page, page)
         context = PluginContext("cache", cache, model=SPEC, pools=(slots,), page_size=page)
         context.extras["eviction"] = Lru(Lru.Options(), context)
@@ -41,7 +67,9 @@ class Bench:
         kv = KVStore(SPEC, [pool], [0], torch.float32, torch.device("cpu"))
         budgets = {"max_tokens_per_step": 256, "chunk": 64, "max_running": 8, "max_waiting": 100_000, **limits}
         plugin = POLICIES[policy]
-        chosen = plugin(plugin.Options(**({"max_overtakes": 64} if policy == "lpm" else {})), context)
+        if options is None:
+            options = {"max_overtakes": 64} if policy == "lpm" else {}
+        chosen = plugin(plugin.Options(**options), context)
         cached = made(made.Options(), context)
         if "listens" in chosen.capabilities:
             cached.listen(chosen)
@@ -98,7 +126,7 @@ def text(seed: int, length: int) -> list[int]:
 
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("cache", ["radix", "chunk"])
-@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_everything_finishes_in_a_pool_that_forces_retraction(policy: str, cache: str, page: int) -> None:
     bench = Bench(pool=128, page=page, cache=cache, policy=policy)
     requests = [bench.add(text(i, 10 + i % 7), out=40 + i % 5) for i in range(20)]
@@ -254,7 +282,7 @@ def test_admission_keeps_room_for_the_running() -> None:
     assert len(bench.scheduler.running) < 5  # 5 x 40 prompt tokens would fit, their outputs would not
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_equals_do_not_retract_each_other_for_ever(policy: str) -> None:
     """what-breaks 22, 20: the oldest is never retracted, so each finishes in turn and the work redone is bounded."""
     bench = Bench(pool=64, policy=policy)
