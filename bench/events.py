@@ -19,13 +19,14 @@ from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from phloem.events import EventBatch
 from phloem.feed import Feed
-from phloem.interfaces import PluginContext
+from phloem.interfaces import Cache, PluginContext
 from phloem.mirror import Follower, Mirror
 from phloem.plugins.cache.eviction import Lru
 from phloem.plugins.cache.radix import RadixCache
@@ -44,7 +45,7 @@ def prompts(count: int) -> Iterator[array[int]]:
         yield array("i", range(stem, stem + PROMPT // 2)) + array("i", range(-i * PROMPT - PROMPT // 2, -i * PROMPT))
 
 
-def tree(count: int) -> tuple[RadixCache, SlotPool]:
+def tree(count: int) -> tuple[Any, SlotPool]:
     """A cache that holds half of the requests' tokens."""
     pool = SlotPool(count * PROMPT // 2, 1)
     context = PluginContext("cache", "radix", pools=(pool,), page_size=1)
@@ -52,7 +53,7 @@ def tree(count: int) -> tuple[RadixCache, SlotPool]:
     return RadixCache(RadixCache.Options(), context), pool
 
 
-def serve(cache: RadixCache, pool: SlotPool, text: array[int]) -> None:
+def serve(cache: Cache, pool: SlotPool, text: array[int]) -> None:
     """A request's life in the tree."""
     lease = cache.lease(cache.match(text, len(text) - 1, SPACE))
     (slots,) = cache.slots(lease)
