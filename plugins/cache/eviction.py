@@ -68,9 +68,11 @@ class Filo(_Plain):
 class Priority(_Plain):
     """Lowest priority first, the highest of the requests that used a run; least recently used among equals.
 
-    As in SGLang and TensorRT-LLM. Priorities need a schedule policy that takes them, or all are 0. Nothing fades: a
+    As in SGLang and TensorRT-LLM. Needs a schedule policy that takes priorities, else all were 0. Nothing fades: a
     prefix of high priority goes when only such are left.
     """
+
+    requires = ("schedule:priority",)
 
     def key(self, node: EvictionNode) -> tuple[int, int]:
         """Priority, then recency."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from phloem import Engine, SamplingParams
 from phloem.config import load_config
 from phloem.errors import ConfigError
 from phloem.interfaces import Lease, PluginContext
@@ -240,6 +242,26 @@ def test_uses_lift_the_whole_path_but_not_what_was_computed() -> None:
     bench.serve(1, 2, 3, 4, 5)
     hits = {node.end: node.hits for node in bench.cache._tree.nodes()}
     assert hits == {3: 1, 5: 0}
+
+
+def test_priorities_come_from_the_requests(tiny_model: Callable[[str], Path]) -> None:
+    """A text that a request of high priority used outlives later ones of none, in an engine."""
+    sections: dict[str, Any] = {"engine": {"threads": 1, "check": True}, "schedule": "priority"}
+    texts = [[first, *range(30, 69)] for first in range(3, 9)]
+    params = SamplingParams(max_tokens=1, temperature=0)
+    for rule, kept in (("priority", 39), ("lru", 0)):
+        with Engine(str(tiny_model("llama")), cache={"tokens": 128, "eviction": rule}, **sections) as engine:
+            engine.generate(texts[0], params, priority=7)
+            for text in texts[1:]:
+                engine.generate(text, params)
+            assert engine.generate(texts[0], params).usage.cached_tokens == kept, rule
+
+
+def test_priority_needs_a_policy_that_takes_priorities(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("schedule: lpm\ncache: {eviction: priority}\n")
+    with pytest.raises(ConfigError, match=r"engine.yaml:2:9: cache.eviction: 'priority' needs schedule with priority"):
+        load_config(str(file), env={})
 
 
 def test_rules_are_chosen_by_name_and_their_options_are_checked(tmp_path: Any) -> None:

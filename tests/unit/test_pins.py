@@ -62,6 +62,28 @@ def test_a_pin_outlives_pressure_and_flush(tiny_model: Tiny, page: int) -> None:
         assert cached(made, prefix) == 0
 
 
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize("page", [1, 4])
+def test_pins_hold_windows_too(tiny_model: Tiny, arch: str, page: int) -> None:
+    """Where layers see a window only, its slots at the pin's end stay with it."""
+    prefix = text(5, 50)
+    with Engine(
+        str(tiny_model(arch)),
+        cache={"use": "swa", "tokens": 256, "pin_share": 0.25, "page_size": page},
+        schedule={"max_running": 2, "max_tokens_per_step": 64},
+        engine={"check": True, "threads": 1},
+    ) as made:
+        whole = made.pin("a", prefix)
+        made.pin("b", [*prefix[:8], *text(6, 4)])
+        crowd(made)
+        made.flush_cache()
+        assert cached(made, prefix) == whole == 50 // page * page
+        made.unpin("a")
+        made.unpin("b")
+        made.flush_cache()
+        assert all(group["free"] == group["total"] for group in made.stats()["groups"])
+
+
 def test_what_is_cached_already_is_not_computed_again(tiny_model: Tiny) -> None:
     prefix = text(5, 50)
     with engine(tiny_model) as made:
