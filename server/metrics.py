@@ -39,6 +39,8 @@ COUNTERS = (
            "vllm:spec_decode_num_accepted_tokens"),
     Series("scored_tokens", "Tokens of choices run to score them.", lambda s: s["scored_tokens"]),
     Series("holds_revoked", "Holds given up for want of slots.", lambda s: s["holds"]["revoked"]),
+    Series("event_batches", "Batches of cache events.", lambda s: s["events"]["batches"]),
+    Series("event_overflows", "Times that subscribers were told all anew.", lambda s: s["events"]["overflows"]),
     Series("evicted_tokens", "Cached tokens evicted.", lambda s: s["evicted_tokens"]),
     Series("retractions", "Running requests put back into the queue.", lambda s: s["retractions"],
            "vllm:num_preemptions"),
