@@ -7,6 +7,7 @@ class TestMine(SpecSuite):
 from __future__ import annotations
 
 import random
+import time
 from array import array
 
 import pytest
@@ -46,9 +47,11 @@ class FakeDrafter:
         self.forgotten.append(request_id)
 
 
-def draft_context(tokens: list[int], prompt: int, request_id: str = "call/0") -> DraftContext:
-    """What a drafter is shown: `tokens`, of which the first `prompt` are the prompt."""
-    return DraftContext(request_id, array("i", tokens), prompt, Namespace(), None, SamplingParams())
+def draft_context(
+    tokens: list[int], prompt: int, request_id: str = "call/0", *, salt: str | None = None, chain: int = 0
+) -> DraftContext:
+    """What a drafter is shown: `tokens`, of which the first `prompt` are the prompt, the last `chain` a leader's."""
+    return DraftContext(request_id, array("i", tokens), prompt, Namespace(salt), None, SamplingParams(), chain)
 
 
 class SpecSuite(PluginSuite):
@@ -73,6 +76,8 @@ class SpecSuite(PluginSuite):
                 assert len(draft), "an empty draft: return None instead"
                 problem = draft.problem(TOY_SPEC.vocab_size, budget)
                 assert problem is None, problem
+                if "chain" in getattr(self.plugin, "capabilities", ()):
+                    assert draft.is_chain, "a drafter that declares `chain` proposes no siblings"
                 if "drawn" in getattr(self.plugin, "capabilities", ()):
                     assert draft.probs is not None, "a drafter that declares `drawn` reports its probabilities"
             text.append(rng.randrange(alphabet))
@@ -107,3 +112,37 @@ class SpecSuite(PluginSuite):
         drafter = self.drafter()
         drafter.propose(draft_context([1, 2, 9, 9] * 4, 4, "b/0"), 6)
         assert drafter.propose(draft_context(text, 4, "a/0"), 6) == alone
+
+    def test_namespaces_do_not_mix(self) -> None:
+        """Requests of different namespaces learn nothing of each other, whatever the drafter remembers."""
+        secret = [5, 6, 7, 8, 9, 10, 11, 12] * 2
+        text = [4, 3, 5, 6, 7]
+        drafter = self.drafter()
+        for end in range(4, len(secret)):
+            drafter.propose(draft_context(secret[:end], 4, "a/0", salt="a"), 8)
+        drafter.forget("a/0")
+        for salt in ("b", None):
+            alone = self.drafter().propose(draft_context(text, 2, "b/0", salt=salt), 8)
+            assert drafter.propose(draft_context(text, 2, "b/0", salt=salt), 8) == alone, f"namespace {salt} knows of a"
+            drafter.forget("b/0")
+
+    def test_a_leader_s_chain_is_not_the_text(self) -> None:
+        """What another drafter proposes may never be written: the next text goes on without it, or with a part."""
+        drafter, rng = self.drafter(), random.Random(4)
+        text = [rng.randrange(6) for _ in range(8)]
+        for _ in range(40):
+            ahead = [rng.randrange(6) for _ in range(rng.randrange(4))]
+            draft = drafter.propose(draft_context(text + ahead, 8, chain=len(ahead)), 6)
+            assert draft is None or draft.problem(TOY_SPEC.vocab_size, 6) is None
+            text += [*ahead[: rng.randint(0, len(ahead))], rng.randrange(6)]
+
+    def test_long_texts_take_no_longer_than_a_step(self) -> None:
+        """A proposal is on the path of every token. The bound is generous: it finds what reads a text with each."""
+        drafter, rng = self.drafter(), random.Random(5)
+        text = [rng.randrange(TOY_SPEC.vocab_size) for _ in range(4000)]
+        begin = time.process_time()
+        for _ in range(100):
+            drafter.propose(draft_context(text, 3000), 16)
+            text.append(rng.randrange(TOY_SPEC.vocab_size))
+        took = (time.process_time() - begin) / 100
+        assert took < 0.02, f"{1e3 * took:.1f} ms a proposal behind 4,000 tokens"

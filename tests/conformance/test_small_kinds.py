@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from phloem.plugins.cache.eviction import Fifo, Filo, Lfu, Lru, Mru, Priority, Slru
 from phloem.plugins.cache.eviction_cost import Cost
 from phloem.plugins.observer.jsonl import JsonlObserver
+from phloem.plugins.spec.ngram import NgramDrafter
+from phloem.plugins.spec.suffix import SuffixDrafter
 from phloem.testing import (
     EvictionSuite,
     FakeDrafter,
@@ -66,6 +68,26 @@ class TestJsonl(ObserverSuite):
 
 class TestFakeObserver(ObserverSuite):
     plugin = FakeObserver
+
+
+class TestNgram(SpecSuite):
+    plugin = NgramDrafter
+
+
+class TestNgramAlone(SpecSuite):
+    plugin = NgramDrafter
+    options: ClassVar[dict[str, Any]] = {"memory": 0, "breadth": 1, "min_match": 1, "max_match": 1}
+
+
+class TestSuffix(SpecSuite):
+    plugin = SuffixDrafter
+
+
+class TestSuffixSmall(SpecSuite):
+    """So small that it forgets all the time."""
+
+    plugin = SuffixDrafter
+    options: ClassVar[dict[str, Any]] = {"memory": 8, "own": 256, "breadth": 4, "min_match": 1}
 
 
 class TestFakeDrafter(SpecSuite):

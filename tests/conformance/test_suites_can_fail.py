@@ -249,7 +249,44 @@ class Mixes(FakeDrafter):
         return Draft.chain([len(self.forgotten)])
 
 
+class Gossips(FakeDrafter):
+    capabilities = frozenset({"learns"})
+
+    def __init__(self, options: FakeDrafter.Options, context: Any) -> None:
+        super().__init__(options, context)
+        self.seen: set[int] = set()
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        self.seen.update(context.tokens)
+        return Draft.chain([max(self.seen)])
+
+
+class Branches(FakeDrafter):
+    capabilities = frozenset({"chain"})
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft((1, 2), (-1, -1))
+
+
+class Counts(FakeDrafter):
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([len(context.tokens) - context.chain])
+
+
+class Rereads(FakeDrafter):
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([max(sorted(context.tokens.tolist() * 50))])
+
+
 def test_spec() -> None:
+    with pytest.raises(AssertionError, match="proposes no siblings"):
+        suite(SpecSuite, Branches).test_drafts_are_trees_within_budget(3, 3)
+    with pytest.raises(AssertionError, match="namespace b knows of a"):
+        suite(SpecSuite, Gossips).test_namespaces_do_not_mix()
+    with pytest.raises(AssertionError):
+        suite(SpecSuite, Counts).test_a_leader_s_chain_is_not_the_text()
+    with pytest.raises(AssertionError, match="ms a proposal behind 4,000 tokens"):
+        suite(SpecSuite, Rereads).test_long_texts_take_no_longer_than_a_step()
     with pytest.raises(AssertionError, match="exceed the budget"):
         suite(SpecSuite, TooLong).test_drafts_are_trees_within_budget(3, 3)
     with pytest.raises(AssertionError):
