@@ -33,7 +33,7 @@ class TestRadix(CacheSuite):
 
 
 class TestSwa(CacheSuite):
-    """what-breaks 7, 9: windows."""
+    """what-breaks 7: tombstones are healed, with a canary in every slot."""
 
     plugin = SwaCache
 

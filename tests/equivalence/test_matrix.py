@@ -41,7 +41,7 @@ def check(folder: Path, *, drafter: str | None = None, pool: int = 4096, **secti
     return stats
 
 
-AXES = (["radix", "chunk"], [1, 4], [1, 16, 512], [None, "Right", "Wrong", "Tree"], ["off", "on"])
+AXES = (["radix", "chunk", "swa"], [1, 4], [1, 16, 512], [None, "Right", "Wrong", "Tree"], ["off", "on"])
 NAMES = ("cache", "page", "chunk", "drafter", "overlap")
 
 
@@ -87,7 +87,7 @@ def test_retraction_changes_nothing(
 ) -> None:
     """what-breaks 12: a pool of about two of the eight requests: all are retracted often, and write the same."""
     stats = check(
-        tiny_model("llama"),
+        tiny_model("gemma3" if cache == "swa" else "llama"),
         drafter=drafter,
         pool=200,
         cache={"use": cache, "page_size": page},

@@ -1,0 +1,189 @@
+"""The cache `swa` in whole engines: what it keeps, what goes back while a request runs, and equal outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import WINDOW
+
+from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
+from phloem import Engine
+from phloem.errors import ConfigError
+
+# A pool for windows with room for three running requests and hardly anything else, beside 4,096 full slots.
+SCARCE: dict[str, Any] = {
+    "cache": {"use": "swa", "tokens": 4096, "window_every": 4096},
+    "schedule": {"max_running": 3, "max_tokens_per_step": 32, "chunk": 16},
+}
+
+
+def scarce(page: int = 1, **more: Any) -> dict[str, Any]:
+    """`SCARCE` at a page size, and other sections."""
+    return {**SCARCE, "cache": {**SCARCE["cache"], "page_size": page}, **more}
+
+
+def serve(running: Engine, folder: Path, texts: list[list[int]], count: int) -> list[Any]:
+    """Greedy outputs, each the reference's."""
+    results = running.generate(texts, greedy(count))
+    for result, text in zip(results, texts, strict=True):
+        assert_same(result.token_ids, *tiny_reference(folder).greedy(text, count), f"a prompt of {len(text)}")
+    return list(results)
+
+
+def window_group(running: Engine) -> dict[str, int]:
+    """Counts of the pool with a window."""
+    group: dict[str, int] = running.stats()["groups"][-1]
+    return group
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize("page", [1, 4, 16, 64])
+def test_every_offset_of_window_and_chunk(tiny_model: Callable[[str], Path], arch: str, page: int) -> None:
+    """Prompts of all lengths to twice the window and a chunk more; cold and warm write the same.
+
+    Everything is kept here: a warm prompt is found but for its last token, and a conversation to its last turn's end.
+    """
+    folder, chunk, count = tiny_model(arch), 12, 3
+    lengths = range(1, 2 * WINDOW + chunk + 2)
+    made = prompts(len(lengths), low=len(lengths), high=len(lengths), shared=0)
+    texts = [text[:length] for text, length in zip(made, lengths, strict=True)]
+    with engine(folder, cache={"use": "swa", "page_size": page}, schedule={"chunk": chunk}) as running:
+        cold = serve(running, folder, texts, count)
+        for text, result in zip(texts, serve(running, folder, texts, count), strict=True):
+            assert result.usage.cached_tokens == (len(text) - 1) // page * page
+        turns = [[*text, *result.token_ids, 7, 8] for text, result in zip(texts, cold, strict=True)]
+        for turn, result in zip(turns, serve(running, folder, turns, count), strict=True):
+            assert result.usage.cached_tokens == (len(turn) - 3) // page * page
+        running.flush_cache()
+        assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (1, "on"), (4, "on"), (16, "off"), (64, "off")])
+def test_a_long_output_keeps_one_window(tiny_model: Callable[[str], Path], arch: str, page: int, overlap: str) -> None:
+    """While 200 tokens are written a window's slots stay in use; then the text is found to its end, and before it.
+
+    What lies between the prompt and the last window is found no more, and computing it again heals it.
+    """
+    folder, count = tiny_model(arch), 200
+    text = prompts(1, low=40, high=40)[0]
+    output = tiny_reference(folder).greedy(text, count)[0]
+    most = 0
+    with engine(folder, engine={"overlap": overlap}, cache={"use": "swa", "page_size": page}) as running:
+        written: list[int] = []
+        for piece in running.stream(text, greedy(count)):
+            written += piece.token_ids
+            group = window_group(running)
+            if WINDOW + 32 + page < len(written) < count:
+                most = max(most, group["leased"] + group["protected"])
+        assert written == output
+        assert WINDOW <= most <= 2 * WINDOW + 3 * page + 2, f"{most} window slots for one request"
+        group = window_group(running)
+        assert group["evictable"] <= len(text) + 2 * WINDOW + 2 * page
+
+        def found(length: int) -> int:
+            whole = [*text, *output][:length]
+            (result,) = serve(running, folder, [[*whole, 9]], 2)
+            cached: int = result.usage.cached_tokens
+            return cached
+
+        end = (len(text) + count - 1) // page * page
+        assert found(len(text) + count) == end
+        middle = len(text) + count // 2
+        assert len(text) // page * page - page <= found(middle) <= len(text)
+        assert found(middle) == middle // page * page, "computed again, it is kept"
+        assert found(len(text) + count) == (len(text) + count) // page * page
+
+
+@pytest.mark.parametrize(
+    ("arch", "page", "overlap", "drafter"),
+    pairwise(["gemma3", "mistral"], [1, 4, 16, 64], ["off", "on"], [None, "Right", "Wrong", "Tree"]),
+)
+def test_a_scarce_pool_for_windows(
+    tiny_model: Callable[[str], Path], arch: str, page: int, overlap: str, drafter: str | None
+) -> None:
+    """Eight requests at a time, three running: windows are evicted all the time, and nobody is retracted for them."""
+    folder, count = tiny_model(arch), 40
+    texts = prompts(8, low=20, high=90)
+    truth = [[*text, *tiny_reference(folder).greedy(text, count)[0]] for text in texts]
+    sections = scarce(page, engine={"overlap": overlap})
+    with engine(folder, drafter=drafter, texts=truth, **sections) as running:
+        for _ in range(3):
+            serve(running, folder, texts, count)
+        stats = running.stats()
+        if arch == "gemma3":
+            full, window = stats["groups"]
+            assert window["total"] < full["total"] // 2 or page == 64
+        assert stats["retractions"] == 0
+        running.check()
+        running.flush_cache()
+        assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+
+
+def test_the_promise_with_a_scarce_pool(tiny_model: Callable[[str], Path]) -> None:
+    """what-breaks 9: the newest conversations are found to their ends, whatever became of their middles and of older ones."""
+    folder, count = tiny_model("gemma3"), 30
+    texts = prompts(12, low=60, high=60, shared=0)
+    with engine(folder, **scarce()) as running:
+        kept = []
+        for text in texts:
+            (result,) = serve(running, folder, [text], count)
+            kept.append([*text, *result.token_ids])
+        full, window = running.stats()["groups"]
+        assert full["evictable"] > window["total"], "more tokens are cached than windows have slots"
+        for text in reversed(kept[-2:]):
+            (result,) = serve(running, folder, [[*text, 5]], 2)
+            assert result.usage.cached_tokens == len(text) - 1
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+def test_retraction_and_aborts(tiny_model: Callable[[str], Path], arch: str) -> None:
+    """A pool of about two requests; some are given up on the way. All others write the same, nothing is lost."""
+    folder = tiny_model(arch)
+    texts = prompts(8, low=20, high=60)
+    sections = {"cache": {"use": "swa", "tokens": 160}, "schedule": {"chunk": 16}, "engine": {"overlap": "on"}}
+    with engine(folder, **sections) as running:
+        for cut in (1, 3, 9, 20):
+            stream = running.stream(texts[cut % 8], greedy(40))
+            for _ in range(cut):
+                next(stream)
+            stream.close()
+            serve(running, folder, texts, 24)
+        assert running.stats()["retractions"] > 0 or arch == "mistral"
+        running.check()
+        running.flush_cache()
+        assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_holds_and_pins_keep_their_window(tiny_model: Callable[[str], Path], arch: str, page: int) -> None:
+    """A held turn and a pinned prompt are found whole after everything else has been evicted."""
+    folder = tiny_model(arch)
+    text, pinned, *others = prompts(10, low=64, high=64, shared=0)
+    cache = {"use": "swa", "page_size": page, "tokens": 1024, "pin_share": 0.25, "window_every": 4096}
+    schedule = {"max_running": 2, "max_tokens_per_step": 32, "chunk": 16, "hold_share": 0.5}
+    with engine(folder, cache=cache, schedule=schedule) as running:
+        first = running.generate(text, greedy(40), hold="talk")
+        running.pin("system", pinned)
+        for other in others:
+            serve(running, folder, [other], 40)
+        for group in (0, len(running.stats()["groups"]) - 1):
+            running.core.ledger.cache.evict(10**6, group)
+        turn = [*text, *first.token_ids, 5]
+        (result,) = serve(running, folder, [turn], 4)
+        assert result.usage.cached_tokens == (len(turn) - 2) // page * page
+        (result,) = serve(running, folder, [[*pinned, 5]], 4)
+        assert result.usage.cached_tokens == len(pinned) // page * page
+
+
+def test_a_pool_below_the_window_is_refused(tiny_model: Callable[[str], Path]) -> None:
+    """With the arithmetic, and what to do."""
+    folder = tiny_model("gemma3")
+    with pytest.raises(ConfigError, match=f"a window of {WINDOW} tokens .* the pool would have 8 slots"):
+        engine(folder, cache={"use": "swa", "tokens": 8})
+    with engine(folder, cache={"use": "swa", "tokens": 8}, engine={"context_length": 8}) as running:
+        assert running.core.info.max_total_tokens == 8
