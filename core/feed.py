@@ -111,7 +111,7 @@ class Feed:
             self._tell_all()
 
     def close(self) -> None:
-        """Tell what is left to tell, then end the subscriptions and the thread."""
+        """Tell what is left to tell, then end the subscriptions and the thread. What subscribers raise is logged."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(_PATIENCE_S)
@@ -121,10 +121,13 @@ class Feed:
         with self.lock:
             self._closed = True
             ends, self._sinks = [end for end in self._sinks.values() if end], {}
-            for end in ends:
-                end()
         if self._publisher is not None:
-            self._publisher.stop()
+            ends.append(self._publisher.stop)
+        for end in ends:
+            try:
+                end()
+            except Exception:
+                log.exception("a subscriber of cache events did not end well")
 
     # --- what the cache says
 
@@ -313,14 +316,14 @@ class Subscription:
         self._changed.notify_all()
 
     def _end(self) -> None:
-        self._closed = True
-        self._changed.notify_all()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End the subscription; a waiting `get` returns. Idempotent."""
-        with self._changed:
-            self._feed.unsubscribe(self._receive)
-            self._end()
+        self._feed.unsubscribe(self._receive)
+        self._end()
 
     def __iter__(self) -> Subscription:
         return self

@@ -119,8 +119,8 @@ class EngineCore:
     def run(self, emit: Emit) -> None:
         """Serve until `stop`. `emit` gets each step's events."""
         self.parts.observers.start(self.info)
-        self.parts.feed.start()
         try:
+            self.parts.feed.start()
             while not self._stopping:
                 self._drain(block=not self.busy and self._ahead is None)
                 self.step()

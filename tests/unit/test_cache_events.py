@@ -14,13 +14,14 @@ import pytest
 
 from phloem.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, block_hashes, namespace_hash
 from phloem.feed import Feed, Subscription
+from phloem.interfaces import PluginContext
 from phloem.mirror import Mirror
 from phloem.plugins.cache.eviction import Lru
 from phloem.plugins.cache.radix import RadixCache
 from phloem.plugins.cache.swa import SwaCache
 from phloem.request import Namespace
 from phloem.testing._cache_rig import CacheRig
-from phloem.testing.events import eventually
+from phloem.testing.events import FakePublisher, ToyTree, eventually
 
 HERE = Namespace()
 SPACES = (
@@ -249,6 +250,20 @@ def test_a_subscriber_that_raises_harms_nobody(rigs: Callable[..., Rig], caplog:
     assert mirror.spaces == rig.blocks() != {}
     assert "a subscriber of cache events raised; it is told no more" in caplog.messages
     assert rig.feed.stats()["subscribers"] == 1
+
+
+def test_a_publisher_that_ends_badly_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(FakePublisher):
+        def stop(self) -> None:
+            raise OSError("gone")
+
+    bad = Bad(Bad.Options(), PluginContext("events", "bad"))
+    feed = Feed(ToyTree(), lambda work: None, block_size=4, backlog=100, medium="CPU", publisher=bad)  # type: ignore[arg-type]
+    feed.start()
+    events = Subscription(feed, 10)
+    feed.close()
+    assert len(list(events)) == 1, "the snapshot, then the end"
+    assert "a subscriber of cache events did not end well" in caplog.messages
 
 
 def test_closing_ends_iterators(rigs: Callable[..., Rig]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -328,6 +329,49 @@ def test_an_observer_in_the_process(tiny_model: Callable[[str], Any]) -> None:
         engine.close()
     with pytest.raises(EngineDeadError):
         engine.cache_events()
+
+
+class Held:
+    """Listens once: the blocks of all that is cached."""
+
+    def __init__(self, block: int) -> None:
+        self.block, self.keys = block, set[bytes]()
+
+    def stored(self, namespace: Namespace, tokens: Any, start: int) -> None:
+        self.keys |= set(block_hashes(tokens, self.block, namespace))
+
+    def removed(self, *_: Any) -> None:
+        """Nothing is."""
+
+    def cleared(self) -> None:
+        """Nothing is."""
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize(("arch", "cache"), [("llama", "radix"), ("gemma3", "swa")])
+def test_a_mirror_is_true_after_a_busy_life(tiny_model: Callable[[str], Any], arch: str, cache: str, page: int) -> None:
+    """Chunks, evictions, retractions, aborts and salts in a small pool: what was told is what the tree says."""
+    sections: dict[str, Any] = {"schedule": {"chunk": 32, "max_running": 8}, "engine": {"check": True}}
+    pool = {"use": cache, "tokens": 320, "page_size": page}
+    mirror, dice = Mirror(), random.Random(page)
+    with Engine(str(tiny_model(arch)), cache=pool, events={"block_size": 16}, **sections) as engine:
+        with engine.cache_events() as events:
+            for _ in range(4):
+                calls = []
+                for i in range(16):
+                    stem = [3 + dice.randrange(3)] * dice.randrange(1, 60)
+                    calls.append([*stem, *dice.choices(range(9, 200), k=dice.randrange(1, 40)), i])
+                salt = dice.choice([None, "a"])
+                engine.generate(calls, SamplingParams(max_tokens=24, ignore_eos=True), salt=salt)
+                for _ in zip(range(3), engine.stream(calls[0], SamplingParams(max_tokens=99)), strict=False):
+                    pass  # and left
+            held = Held(16)
+            engine.invoke(lambda core: core.ledger.cache.listen(held)).result()
+            while (batch := events.get(0.3)) is not None:
+                assert mirror.apply(batch)
+        assert mirror.gaps == 0
+        assert engine.stats()["evicted_tokens"] > 0
+        assert set().union(*mirror.spaces.values()) == held.keys != set()
 
 
 @pytest.mark.parametrize(
