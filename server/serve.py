@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import resource
 import signal
@@ -134,6 +135,8 @@ class Server:
         if self.supervisor.restarts:
             log.info("the model process is back (restart %d)", self.supervisor.restarts)
             return
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking through it again would hold requests up
         options = self.config.server
         names = tuple(map(api_name, options.apis))
         show_banner(self.service.ready, self.url, names, key_needed=options.api_key is not None)
