@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from typing import Any, Generic, Protocol, TypeVar
 
 from phloem.interfaces import Eviction, EvictionNode
 
 from ._tree import Tree
+
+log = logging.getLogger("phloem.cache")
 
 _SLACK = 64  # stale entries tolerated before a rebuild, however small the heap
 
@@ -24,6 +27,14 @@ class Candidate(EvictionNode, Protocol):
 T = TypeVar("T", bound=Candidate)
 
 
+class Recency:
+    """Least recently used first: what stands in for a rule that failed."""
+
+    def key(self, node: EvictionNode) -> int:
+        """Logical time of last use."""
+        return node.last_access
+
+
 class Heap(Generic[T]):
     """Yields what may be evicted, smallest key of the rule first. O(log n) amortised; never walks the tree.
 
@@ -31,11 +42,13 @@ class Heap(Generic[T]):
     the top. One in use goes (it is offered again when that ends); one whose key has grown goes back with the new key.
     A key that has shrunk is pushed at once, by `offer`, and the older entry turns stale.
 
-    For a rule with the capability `ageing` the tree's level rises to each key that is evicted.
+    For a rule with the capability `ageing` the tree's level rises to each key that is evicted. A rule that raises, or
+    whose keys do not compare, is logged and replaced by recency: it must cost no request, and leave no slot behind.
     """
 
     def __init__(self, rule: Eviction, tree: Tree) -> None:
-        self._rule, self._tree = rule, tree
+        self._rule: Eviction = rule
+        self._tree = tree
         self._ages = "ageing" in getattr(rule, "capabilities", ())
         self._entries: list[tuple[Any, int, T]] = []
         self._pushed = 0  # serial numbers break ties, oldest first, and keep nodes from being compared
@@ -43,6 +56,12 @@ class Heap(Generic[T]):
 
     def offer(self, node: T) -> None:
         """`node` became a candidate, or is one whose key may have changed."""
+        try:
+            self._enter(node)
+        except Exception:
+            self._fall_back(node)
+
+    def _enter(self, node: T) -> None:
         key = self._rule.key(node)
         if node.entry is not None:
             if not key < node.entry[0]:
@@ -59,28 +78,47 @@ class Heap(Generic[T]):
 
     def pop(self) -> T | None:
         """The next one to evict, or None if nothing is evictable."""
-        entries = self._entries
-        while entries:
-            entry = entries[0]
-            node = entry[2]
-            if node.entry is entry:
-                if node.is_candidate:
-                    key = self._rule.key(node)
-                    if entry[0] < key:
-                        self._pushed += 1
-                        node.entry = (key, self._pushed, node)
-                        heapq.heapreplace(entries, node.entry)
-                        continue
-                node.entry = None
-                self._live -= 1
-                heapq.heappop(entries)
-                if node.is_candidate:
-                    if self._ages:
-                        self._tree.level = max(self._tree.level, entry[0])
+        while self._entries:
+            node = self._entries[0][2]
+            try:
+                if self._judge():
                     return node
-            else:
-                heapq.heappop(entries)
+            except Exception:
+                self._fall_back(node)
         return None
+
+    def _fall_back(self, node: T) -> None:
+        """The rule failed on its way with `node`, which may have lost its entry."""
+        log.exception("eviction rule %s failed: the least recently used goes first now", type(self._rule).__name__)
+        self._rule, self._ages = Recency(), False
+        live = {entry[2]: None for entry in self._entries if entry[2].entry is entry} | {node: None}
+        self._entries, self._live = [], 0
+        for each in live:
+            each.entry = None
+            if each.is_candidate:
+                self._enter(each)
+
+    def _judge(self) -> bool:
+        """Take the top entry out, or to where it belongs now; whether it is the next to evict."""
+        entries, entry = self._entries, self._entries[0]
+        node = entry[2]
+        live = node.entry is entry
+        if live and node.is_candidate:
+            key = self._rule.key(node)
+            if entry[0] < key:
+                self._pushed += 1
+                node.entry = (key, self._pushed, node)
+                heapq.heapreplace(entries, node.entry)
+                return False
+        if live:
+            node.entry = None
+            self._live -= 1
+        heapq.heappop(entries)
+        if not (live and node.is_candidate):
+            return False
+        if self._ages:
+            self._tree.level = max(self._tree.level, entry[0])
+        return True
 
     def clear(self) -> None:
         """Forget all entries; what is still a candidate has to be offered again."""
@@ -93,5 +131,9 @@ class Heap(Generic[T]):
         """Verify the entries against the number of candidates, each of which holds a live one."""
         live = [entry for entry in self._entries if entry[2].entry is entry]
         assert len(live) == self._live, f"{len(live)} live heap entries, {self._live} counted"
-        good = sum(node.is_candidate and not self._rule.key(node) < key for key, _, node in live)
+        try:
+            good = sum(node.is_candidate and not self._rule.key(node) < key for key, _, node in live)
+        except Exception:
+            self._fall_back(live[0][2])
+            return self.check(candidates)
         assert good == candidates, f"{candidates} candidates, {good} well placed in the heap"

@@ -218,24 +218,33 @@ def test_a_rule_may_look_at_hits_size_and_age() -> None:
     assert all(created <= access and tokens == 2 for _, tokens, created, access, _ in seen)
 
 
-def test_a_rule_that_raises_costs_no_slots() -> None:
-    def key(node: EvictionNode) -> int:
-        if broken and node.tokens == 3:
-            raise ZeroDivisionError
-        return node.last_access
+@pytest.mark.parametrize("broken", [ZeroDivisionError, "no number"])
+@pytest.mark.parametrize("when", range(1, 13))
+def test_a_rule_that_fails_is_replaced_by_recency(broken: Any, when: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Whenever it raises, or gives a key that does not compare: no slot is lost, and all may still be evicted."""
 
-    broken = False
-    cache, pool = make(rule=Rule(key))
-    put(cache, pool, ids(1))
-    put(cache, pool, ids(2, 2, 2))
-    broken = True
-    with pytest.raises(ZeroDivisionError):
-        cache.evict(64)
-    counts = cache.counts()[0]
-    assert pool.free + counts.evictable == pool.total
-    broken = False
+    def key(node: EvictionNode) -> Any:
+        if rule.calls <= when:
+            return -node.last_access
+        if broken is ZeroDivisionError:
+            raise ZeroDivisionError
+        return broken
+
+    rule = Rule(key)
+    cache, pool = make(rule=rule)
+    for first in (1, 2, 3, 4):
+        put(cache, pool, ids(first, 2, 2))
+    cache.release(begin(cache, ids(1, 2, 2)))
+    while evicted := cache.evict(2):
+        assert evicted <= 2
+    assert pool.free == pool.total
+    put(cache, pool, ids(5, 5))
+    put(cache, pool, ids(6, 6))
+    cache.match(ids(5, 5), 2, HERE)
     cache.check()
-    assert cache.evict(64) == counts.evictable
+    cache.evict(2)
+    assert (has(cache, ids(5, 5)), has(cache, ids(6, 6))) == (2, 0)
+    assert caplog.text.count("eviction rule Rule failed: the least recently used goes first now") == 1
 
 
 @pytest.mark.parametrize("rule", [lru, mru])
