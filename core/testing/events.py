@@ -134,8 +134,11 @@ class EventsSuite(PluginSuite):
     patience_s: ClassVar[float] = 10.0  # within which subscribers must know
 
     def mirror(self, publisher: Any) -> Mirror:
-        """A mirror as a subscriber of this publisher has it now. Called again and again; may keep what it made."""
-        raise NotImplementedError(f"{type(self).__name__} needs mirror(publisher): what a subscriber knows")
+        """A mirror as a subscriber of this publisher has it now. Called again and again; may keep what it made.
+
+        What needs it is skipped without it, as by `phloem plugins check`, which cannot know how to subscribe.
+        """
+        pytest.skip("the suite has no mirror(publisher) to ask what subscribers know")
 
     @pytest.fixture(autouse=True)
     def _in_a_folder_of_its_own(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
