@@ -257,6 +257,38 @@ def test_priorities_come_from_the_requests(tiny_model: Callable[[str], Path]) ->
             assert engine.generate(texts[0], params).usage.cached_tokens == kept, rule
 
 
+BROKEN = """
+from pydantic import BaseModel, ConfigDict
+
+class Broken:
+    api = 1
+    capabilities = frozenset()
+
+    class Options(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, options, context):
+        pass
+
+    def key(self, node):
+        return -node.last_access if not node.hits else 1 / 0
+"""
+
+
+def test_a_broken_rule_costs_no_request(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """It raises when a request has ended, where nobody is left to be told of it."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    with Engine(
+        str(tiny_model("llama")),
+        cache={"tokens": 128, "eviction": f"{tmp_path}/broken.py:Broken"},
+        engine={"threads": 1, "check": True},
+    ) as engine:
+        for i in range(9):
+            prompt = [5 + i // 3, *range(30, 69)]
+            assert len(engine.generate(prompt, SamplingParams(max_tokens=3, ignore_eos=True)).token_ids) == 3
+        assert engine.stats()["evicted_tokens"] > 0
+
+
 def test_priority_needs_a_policy_that_takes_priorities(tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text("schedule: lpm\ncache: {eviction: priority}\n")
