@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from bench.jump import Job, jobs
 from bench.pairs import in_turns, save, spread
@@ -39,6 +39,9 @@ class MasksAlone:
     def __init__(self, engine: Engine) -> None:
         self._parts = engine.core.parts
         self._admission = self._parts.admission
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admission, name)
 
     def requests(self, call: GenerateCall) -> list[Request]:
         """The engine's own requests for a call."""

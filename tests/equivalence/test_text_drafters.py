@@ -1,0 +1,317 @@
+"""The drafters `ngram` and `suffix`, and both together, change no output, whatever they are combined with.
+
+Prompts repeat themselves and each other, so that drafts are often right and often nearly right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, tiny_reference
+from phloem import SamplingParams
+from phloem.results import Result
+
+COUNT = 24
+SPECS: dict[str, list[dict[str, Any]]] = {
+    "ngram": [{"use": "ngram", "min_match": 1, "breadth": 3}],
+    "suffix": [{"use": "suffix", "min_match": 1, "factor": 8.0, "breadth": 3}],
+    "both": [{"use": "suffix", "min_match": 1}, {"use": "ngram", "min_match": 1}],
+    "led": [{"use": "ngram", "min_match": 1}, {"use": "grammar"}, {"use": "suffix", "min_match": 1}],
+}
+TOY = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
+PATTERN = r"((the|a) (quick|slow) (fox|dog)s?( and so on)?, ){1,3}end\."
+
+
+def repetitive(folder: Path, count: int = 6) -> list[list[int]]:
+    """Prompts with the model's own continuation of each in the text of another, and of half of them in their own."""
+    rng, reference = random.Random(11), tiny_reference(folder)
+    made: list[list[int]] = []
+    for i in range(count):
+        prompt = [rng.randrange(4, 500) for _ in range(rng.randint(4, 30))]
+        written, _ = reference.greedy(prompt, COUNT)
+        made.append([*prompt, *written, *prompt] if i % 2 else prompt)
+    return made
+
+
+# --- greedy, against transformers
+
+
+# drafters, cache, page size, chunk, pool, overlap, draft size
+AXES = (list(SPECS), ["radix", "chunk", "swa"], [1, 4], [3, 512], [4096, 220], ["off", "on"], ["adaptive", "fixed"])
+
+
+def run_combination(
+    folder: Path, spec: str, cache: str, page: int, chunk: int, pool: int, overlap: str, size: str
+) -> dict[str, Any]:
+    reference, prompts = tiny_reference(folder), repetitive(folder)
+    sections: dict[str, Any] = {
+        "cache": {"use": cache, "page_size": page, "tokens": pool},
+        "schedule": {"chunk": chunk},
+        "engine": {"overlap": overlap, "draft_size": size},
+        "spec": SPECS[spec],
+    }
+    with engine(folder, **sections) as running:
+        for _ in range(2):
+            for result, prompt in zip(running.generate(prompts, greedy(COUNT)), prompts, strict=True):
+                assert_same(result.token_ids, *reference.greedy(prompt, COUNT), f"prompt of {len(prompt)}")
+                assert result.usage.completion_tokens == COUNT
+        running.check()
+        stats = dict(running.stats())
+    assert stats["drafter_failures"] == {}
+    if size == "fixed":
+        assert stats["accepted_tokens"] > 30
+    if pool == 220 and cache != "swa":
+        assert stats["retractions"] > 0
+    return stats
+
+
+@pytest.mark.parametrize("combination", pairwise(*AXES))
+def test_pairs_of_features(tiny_model: Callable[[str], Path], combination: tuple[Any, ...]) -> None:
+    run_combination(tiny_model("llama"), *combination)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize("spec", list(SPECS))
+def test_windows(tiny_model: Callable[[str], Path], arch: str, spec: str) -> None:
+    for cache, page in (("radix", 1), ("swa", 4)):
+        run_combination(tiny_model(arch), spec, cache, page, 16, 4096, "off", "fixed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral"])
+@pytest.mark.parametrize("combination", list(itertools.product(*AXES)))
+def test_all_combinations(tiny_model: Callable[[str], Path], arch: str, combination: tuple[Any, ...]) -> None:
+    run_combination(tiny_model(arch), *combination)
+
+
+# --- grammars, stop strings, logprobs, streams, several choices: against the same engine without drafters
+
+
+def told(results: Sequence[Result]) -> list[Any]:
+    """All that a caller is told, but for log-probabilities."""
+    rows = [
+        (output.token_ids, output.text, output.finish_reason, output.stop_reason)
+        for result in results
+        for output in result.outputs
+    ]
+    return [*rows, *(result.usage.completion_tokens for result in results)]
+
+
+def logprobs_of(results: Sequence[Result]) -> list[float]:
+    """Of every emitted token and its alternatives."""
+    found: list[float] = []
+    for output in (output for result in results for output in result.outputs):
+        assert output.logprobs is not None
+        assert [each.token_id for each in output.logprobs] == output.token_ids
+        found += [value for each in output.logprobs for value in (each.logprob, *(p for _, p in each.top))]
+    return found
+
+
+# drafters, grammar, stop strings, logprobs, streamed, n, temperature, page size
+STOPS: list[tuple[str, ...]] = [(), (" fox", "e", "the ")]
+KINDS = (list(SPECS), [None, PATTERN], STOPS, [None, 2], [False, True], [1, 3], [0.0, 0.9], [1, 4])
+
+
+def run_kind(
+    folder: Path,
+    spec: str,
+    regex: str | None,
+    stop: tuple[str, ...],
+    logprobs: int | None,
+    streamed: bool,
+    n: int,
+    heat: float,
+    page: int,
+) -> None:
+    prompts = repetitive(folder, 4)
+    params = SamplingParams(
+        temperature=heat, seed=7, n=n, max_tokens=40, ignore_eos=regex is None, regex=regex, stop=list(stop),
+        logprobs=logprobs, repetition_penalty=1.0 if n == 1 else 1.1,
+    )  # fmt: skip
+
+    def run(drafters: list[dict[str, Any]]) -> tuple[list[Result], list[Any], dict[str, Any]]:
+        with engine(folder, grammar=TOY, spec=drafters, cache={"page_size": page}) as running:
+            deltas: list[Any] = []
+            for prompt in prompts if streamed else []:
+                outputs = [piece.outputs[0] for piece in running.stream(prompt, params)]
+                for i in range(n):
+                    own = [output for output in outputs if output.index == i]
+                    deltas.append(("".join(o.text for o in own), [t for o in own for t in o.token_ids]))
+            results = running.generate(prompts, params)
+            if streamed:  # a character that was split would read otherwise
+                whole = [(output.text, output.token_ids) for result in results for output in result.outputs]
+                assert deltas == whole
+            running.check()
+            return results, deltas, dict(running.stats())
+
+    (plain, streams, _), (drafted, streams_too, stats) = run([]), run(SPECS[spec])
+    assert told(drafted) == told(plain)
+    assert streams_too == streams
+    if logprobs is not None:
+        assert logprobs_of(drafted) == pytest.approx(logprobs_of(plain), abs=1e-3)
+    assert stats["drafter_failures"] == {}
+    assert stats["draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("kind", pairwise(*KINDS))
+def test_pairs_of_kinds(tiny_model: Callable[[str], Path], kind: tuple[Any, ...]) -> None:
+    run_kind(tiny_model("llama"), *kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(itertools.product(*KINDS)))
+def test_all_kinds(tiny_model: Callable[[str], Path], kind: tuple[Any, ...]) -> None:
+    run_kind(tiny_model("llama"), *kind)
+
+
+# --- edges: what lies behind an end is never emitted and never billed
+
+
+def certain(folder: Path, **sections: Any) -> tuple[Any, list[int], list[int]]:
+    """An engine whose drafts are always right, a prompt, and what follows."""
+    prompt = repetitive(folder)[0]
+    truth = tiny_reference(folder).greedy(prompt, 60)[0]
+    return engine(folder, drafter="Right", texts=[[*prompt, *truth]], **sections), prompt, truth
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("page", [1, 4])
+def test_drafts_past_max_tokens(tiny_model: Callable[[str], Path], most: int, page: int) -> None:
+    running, prompt, truth = certain(tiny_model("llama"), cache={"page_size": page})
+    with running:
+        result = running.generate(prompt, greedy(most))
+        assert result.token_ids == truth[:most]
+        assert (result.finish_reason, result.usage.completion_tokens) == ("length", most)
+        stats = running.stats()
+        assert stats["decode_tokens"] == most
+        assert stats["draft_tokens"] <= most - 1
+        running.check()
+
+
+def test_drafts_past_the_context_limit(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama")
+    prompt = repetitive(folder)[0]
+    running, prompt, truth = certain(folder, engine={"context_length": len(prompt) + 11})
+    with running:
+        result = running.generate(prompt, SamplingParams(temperature=0.0, ignore_eos=True))
+        assert result.token_ids == truth[:11]
+        assert (result.finish_reason, result.usage.completion_tokens) == ("length", 11)
+        running.check()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6])
+def test_drafts_past_a_stop_token(tiny_model: Callable[[str], Path], at: int) -> None:
+    running, prompt, truth = certain(tiny_model("llama"))
+    end = truth[at]
+    first = truth.index(end)
+    with running:
+        result = running.generate(prompt, SamplingParams(temperature=0.0, max_tokens=30, stop_token_ids=[end]))
+        assert result.token_ids == truth[: first + 1]
+        assert result.finish_reason == "stop"
+        assert result.usage.completion_tokens == first + 1
+        running.check()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 9])
+@pytest.mark.parametrize("page", [1, 4])
+def test_drafts_past_a_stop_string(tiny_model: Callable[[str], Path], at: int, page: int) -> None:
+    """As without drafts: text, tokens, logprobs and bill."""
+    folder = tiny_model("llama")
+    running, prompt, truth = certain(folder, cache={"page_size": page})
+    with running, engine(folder, spec=[], cache={"page_size": page}) as plain:
+        stop = running.tokenizer.decode(truth[: at + 1])[-3:]
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop=[stop], logprobs=0)
+        result, expected = running.generate(prompt, params), plain.generate(prompt, params)
+        assert told([result]) == told([expected])
+        assert logprobs_of([result]) == pytest.approx(logprobs_of([expected]), abs=1e-3)
+        assert stop not in result.text
+        assert running.stats()["draft_tokens"] > 0
+        running.check()
+
+
+# --- abort, and drafters that fail
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_abort_between_propose_and_verify(tiny_model: Callable[[str], Path], overlap: str, steps: int) -> None:
+    """In the middle of planning, with a draft in the plan, and after the launch: every slot comes back."""
+    folder = tiny_model("llama")
+    prompts = repetitive(folder, 3)
+    truth = [tiny_reference(folder).greedy(prompt, COUNT) for prompt in prompts]
+    with engine(folder, spec=SPECS["both"], engine={"overlap": overlap}) as running:
+        scheduler, asked, ended = running.core.scheduler, 0, list[str]()
+        propose = scheduler.propose
+
+        def abort(request: Any, budget: int) -> Any:
+            nonlocal asked
+            draft = propose(request, budget)
+            asked += 1
+            if asked == steps:
+                call = request.call.call_id
+                ended.append(call)
+                running.core.abort(call)  # heard before the next step: with overlap, while this one is under way
+            return draft
+
+        scheduler.propose = abort
+        results = running.generate(prompts, greedy(COUNT))
+        scheduler.propose = propose
+        assert len(ended) == 1
+        assert sorted(result.finish_reason for result in results) == ["abort", "length", "length"]
+        for result, (tokens, margins) in zip(results, truth, strict=True):
+            if result.finish_reason == "length":
+                assert_same(result.token_ids, tokens, margins)
+            else:
+                assert result.token_ids == tokens[: len(result.token_ids)]
+        running.check()
+        running.flush_cache()
+        assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+
+
+FAULTY = """
+import time
+from phloem.drafts import Draft
+from equivalence.toy_drafters import _Toy
+
+class Sleeps(_Toy):
+    def propose(self, context, budget):
+        time.sleep(3)
+
+class Cycle(_Toy):
+    def propose(self, context, budget):
+        return Draft((5, 6), (1, 0))
+
+class Many(_Toy):
+    def propose(self, context, budget):
+        return Draft.chain([5] * (budget + 1))
+
+class Wrong_type(_Toy):
+    def propose(self, context, budget):
+        return "draft"
+
+class Twins(_Toy):
+    def propose(self, context, budget):
+        return Draft((5, 5), (-1, -1))
+"""
+
+
+@pytest.mark.parametrize("name", ["Sleeps", "Cycle", "Many", "Wrong_type", "Twins", "Raises", "Nonsense"])
+def test_a_bad_drafter_is_switched_off_and_harms_nothing(
+    tiny_model: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    folder = tiny_model("llama")
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    bad = {"use": f"{TOYS if name in ('Raises', 'Nonsense') else file}:{name}"}
+    prompts = repetitive(folder, 2)
+    with engine(folder, spec=[bad, *SPECS["ngram"]], engine={"draft_size": "adaptive"}) as running:
+        for result, prompt in zip(running.generate(prompts, greedy(COUNT)), prompts, strict=True):
+            assert_same(result.token_ids, *tiny_reference(folder).greedy(prompt, COUNT), name)
+        assert list(running.stats()["drafter_failures"].values()) == [2]  # once for each request
+        running.check()
