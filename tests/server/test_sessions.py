@@ -134,6 +134,8 @@ def test_a_session_ends_when_nobody_uses_it(tiny_model: Callable[[str], Path]) -
 
 
 def test_an_aborted_or_failed_turn_leaves_the_last_one(tiny_model: Callable[[str], Path]) -> None:
+    """what-breaks 25: the held path is that of the last turn that ended well."""
+
     async def test() -> None:
         async with real(tiny_model("llama")) as (client, engine):
             await post(client, "/generate", text="The sugar", session="a", sampling_params={"max_tokens": 2})
