@@ -44,6 +44,8 @@ class Pins:
         assert name is not None
         if not self._ledger.shares:
             raise RequestError("this cache shares no prefixes, so none can be pinned", param="name")
+        if request.call.score is not None:
+            raise RequestError("a call that scores computes no prompt to pin", hint="pin it first", param="name")
         if name in self._coming:
             raise RequestError(f"pin {name!r} is being computed", hint="wait for it, or unpin it", param="name")
         tokens = request.keys[: self._ledger.floor(request.prompt_len)]

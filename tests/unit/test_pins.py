@@ -186,6 +186,15 @@ def test_what_cannot_be_pinned_is_refused(
         made.pin("a", prompt)
 
 
+def test_a_scoring_pins_nothing(tiny_model: Tiny) -> None:
+    with engine(tiny_model) as made:
+        call = made._scoring(text(5, 30), [[6], [7]])
+        call.pin = "a"
+        with pytest.raises(RequestError, match="a call that scores"):
+            made._run([call])
+        assert made.stats()["pins"]["count"] == 0
+
+
 def test_a_share_that_leaves_nothing_is_refused_at_start(tiny_model: Tiny) -> None:
     with pytest.raises(ConfigError, match=r"cache.pin_share 0.01 of 64 tokens = 0 for pins, 64 for requests"):
         Engine(str(tiny_model("llama")), cache={"tokens": 64, "pin_share": 0.01, "page_size": 16})
