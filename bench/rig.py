@@ -21,7 +21,7 @@ from phloem.scheduler import Scheduler
 
 
 class Rig:
-    """Requests run as in an engine, one call of `step` a step; `prefilled` and `recomputed` count prompt tokens run."""
+    """Requests run as in an engine, one call of `step` a step; `prefilled` counts prompt tokens run."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Rig:
         self.ends: Callable[[Request], bool] = lambda request: False  # before its limit
         self.arrivals = self.prefilled = self.recomputed = self.finished = self.generated = 0
         self.started: list[Request] = []
+        self._reached: dict[Request, int] = {}  # tokens computed at most
 
     def add(self, prompt: list[int], output: int) -> Request:
         """A request arrives."""
@@ -75,16 +76,20 @@ class Rig:
             first = segment.start == (request.cached_tokens or 0) and not request.output_len
             if first and not request.retractions:
                 self.started.append(request)
+            self.recomputed += self._again(request, segment.count)
             request.computed += segment.count
             if segment.start < request.prompt_len:
-                if request.retractions:
-                    self.recomputed += segment.count
-                else:
-                    self.prefilled += segment.count
+                self.prefilled += segment.count
                 self.ledger.publish(request, request.computed)
             if segment.samples:
                 self._write(request)
         return plan.rows
+
+    def _again(self, request: Request, count: int) -> int:
+        """Tokens of a segment that had been computed before its request was retracted."""
+        done = max(self._reached.get(request, 0) - request.computed, 0)
+        self._reached[request] = max(self._reached.get(request, 0), request.computed + count)
+        return min(done, count)
 
     def _write(self, request: Request) -> None:
         request.tokens.append(self.written(request))
@@ -92,6 +97,7 @@ class Rig:
         if request.remaining == 0 or self.ends(request):
             request.finish_reason = "stop" if request.remaining else "length"
             self.finished += 1
+            del self._reached[request]
             self.scheduler.drop(request, publish=True)
 
     def drain(self) -> int:

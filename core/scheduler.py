@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .batch import Plan, Segment
 from .config_sections import ScheduleSection
 from .drafts import Draft
+from .foresight import Foresight
 from .interfaces import Policy
 from .ledger import Ledger
 from .parking import MAX_DEFERRED_STEPS, MOST_PER_STEP
@@ -18,8 +19,6 @@ from .waiting import WaitingQueue
 
 # A waiting request that shares less than this with one being prefilled does not wait for it.
 SHARED_PREFIX_TOKENS = 16
-# Output a running request is assumed to still need is counted up to this many tokens (as SGLang does).
-RESERVE_CLIP_TOKENS = 4096
 
 
 @dataclass(eq=False)
@@ -40,8 +39,7 @@ class Scheduler:
     waiting: WaitingQueue = field(init=False)
     running: list[Request] = field(default_factory=list, init=False)
     retractions: int = field(default=0, init=False)
-    # Share of the remaining output that admission keeps free; rises when it was too low.
-    _reserve: float = field(default=0.3, init=False)
+    foresight: Foresight = field(default_factory=Foresight, init=False)
     _plan: Plan = field(default_factory=Plan, init=False)  # the one being made
 
     def __post_init__(self) -> None:
@@ -61,6 +59,7 @@ class Scheduler:
             self.running.remove(request)
         elif before is State.WAITING:
             self.waiting.remove(request)
+        self.foresight.learn(request)
         holds = request.choice == 0 and request.finish_reason in ("stop", "length")
         self.ledger.release(request, publish=publish, hold=request.call.hold if holds else None)
 
@@ -153,7 +152,7 @@ class Scheduler:
             if self.ledger.holds.revoke():
                 continue
             victim = self._victim(request)
-            self._reserve = min(1.0, self._reserve + 0.1)
+            self.foresight.ran_out()
             self.retract(victim)
             if victim is request:
                 return False
@@ -181,14 +180,10 @@ class Scheduler:
         self._plan.remove(request)
         self.waiting.add(request)
 
-    def _needed_later(self, request: Request) -> int:
-        """Slots a request is expected to ask for beyond its present text."""
-        return int(min(request.remaining, RESERVE_CLIP_TOKENS) * self._reserve)
-
     # --- admission
 
     def _admit(self) -> None:
-        self._reserve = max(0.1, self._reserve * 0.999)
+        self.foresight.went_well()
         preempts = "preempts" in self.policy.capabilities
         if not (self._may_start() or preempts):
             return
@@ -228,15 +223,16 @@ class Scheduler:
                 return False
         self.ledger.admit(request)  # first: what it matches is not evictable any more
         # Alone, a request always fits: arrival checked its limit against the pool.
-        while self.running and not self.ledger.holds.make_way(self._demand(request), lambda: self.ledger.available):
+        while self.running and not self._fits(request):
             if not self._preempt(request):
                 self.ledger.release(request, publish=False)
                 return False
         return True
 
-    def _demand(self, request: Request) -> int:
-        """Slots that the running requests and one more are expected to ask for from now on."""
-        return sum(self.ledger.want(r, self._needed_later(r)) for r in (*self.running, request))
+    def _fits(self, request: Request) -> bool:
+        """The pool has what a leased request and the running ones are expected to ask for, if need be without holds."""
+        demand = self.foresight.demand([*self.running, request])
+        return self.ledger.holds.make_way(demand, lambda: self.ledger.available)
 
     def _preempt(self, request: Request) -> bool:
         """Retract a running request for a waiting one, if the policy names one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -266,7 +267,7 @@ def test_a_prompts_draft_costs_nobody_its_slots() -> None:
     running = bench.add(text(1, 16), out=8)
     bench.step()
     Drafts(bench)
-    bench.scheduler._reserve = 0.0
+    bench.scheduler.foresight.remaining = lambda requests: np.zeros(len(requests))  # type: ignore[method-assign]
     bench.add(text(2, 20), out=8)
     bench.scheduler.draft_tokens = 3  # 16 + 1 + 3 for the one, 20 for the other
     assert drafted(bench) == [(1, 3), (20, 0)]
