@@ -113,11 +113,7 @@ class TreeCache:
     def release(self, lease: Lease) -> None:
         """End a lease. Raises AssertionError if it was released before."""
         held = self._held(lease)
-        self._leases.remove(held)
-        now = self._tree.tick()
-        self._tree.unlock(held.node, now)
-        for part, low in zip(self._components, held.lows, strict=True):
-            part.unlock(held.node, low, now)
+        self._release(held, self._tree.tick(), ends=True)
         self._settle(held.node)
         if self._bounded:
             self._flush()
@@ -126,7 +122,7 @@ class TreeCache:
         """See `Narrows.narrow`."""
         held, part = self._held(lease), self._components[group]
         if isinstance(part, Window):
-            held.lows[group] = part.narrow(held.node, held.lows[group], start, self._tree.tick())
+            held.lows[group] = part.narrow(held.node, held.lows[group], start)
 
     def used(self, lease: Lease, found: int, priority: int) -> None:
         """Count a use of the leased path; see `CountsUses.used`."""
@@ -142,8 +138,8 @@ class TreeCache:
         Starts where the lease ends: costs O(new tokens) copying, whatever the length before them. Raises
         AssertionError for a released lease, another namespace than the lease's, or a length below the lease's.
         """
-        anchor = self._held(lease).node
-        start = anchor.end
+        held = self._held(lease)
+        anchor, start = held.node, held.length
         if length < start or min(map(len, slots)) < length or len(tokens) < length:
             raise AssertionError(
                 f"publish of {length} tokens: {start} are leased, {min(map(len, slots))} slots and {len(tokens)} "
@@ -164,7 +160,7 @@ class TreeCache:
             for listener in self._listeners:
                 listener.stored(namespace, tokens[:end], shared)
         longer = self._hold(node)
-        self.release(lease)
+        self._release(held, self._tree.tick(), ends=False)
         return Published(longer, self._gather(longer, start))
 
     def _merge(self, anchor: Node, node: Node, slots: tuple[IntArray, ...], cuts: list[int]) -> None:
@@ -306,6 +302,13 @@ class TreeCache:
         lease = TreeLease(node, [part.lock(node) for part in self._components])
         self._leases.add(lease)
         return lease
+
+    def _release(self, held: TreeLease, now: int, *, ends: bool) -> None:
+        """Unlock a lease's path; `ends`: its holder leaves it, else it has a longer one."""
+        self._leases.remove(held)
+        self._tree.unlock(held.node, now)
+        for part, low in zip(self._components, held.lows, strict=True):
+            part.unlock(held.node, low, now if ends else None)
 
     def _held(self, lease: Lease) -> TreeLease:
         if not isinstance(lease, TreeLease) or lease not in self._leases:

@@ -43,8 +43,8 @@ class Component:
         """Protect what a lease that ends at `node` needs; returns where that begins. May split nodes."""
         raise NotImplementedError
 
-    def unlock(self, node: Node, low: int, now: int) -> None:
-        """Undo a `lock` that began at `low`."""
+    def unlock(self, node: Node, low: int, now: int | None) -> None:
+        """Undo a `lock` that began at `low`; `now` where a request ends here, None where it goes on elsewhere."""
         raise NotImplementedError
 
     def gather(self, node: Node, low: int, start: int) -> IntArray:

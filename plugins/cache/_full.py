@@ -33,7 +33,7 @@ class Full(Component):
         """The tree's lock protects the path."""
         return 0
 
-    def unlock(self, node: Node, low: int, now: int) -> None:
+    def unlock(self, node: Node, low: int, now: int | None) -> None:
         """The tree's."""
 
     def gather(self, node: Node, low: int, start: int) -> IntArray:

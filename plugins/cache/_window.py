@@ -21,8 +21,9 @@ CUT_TOKENS = 64
 
 
 class Run:
-    """The window slots of one node. Eviction rules see it as EvictionNode: its recency is its own, as the last w
-    tokens before a match's end are used by it, and not those before them.
+    """The window slots of one node. Eviction rules see it as EvictionNode, with a recency of its own: a use is a match
+    or the end of a request, of the last w tokens before it. What has never been used so, such as the inner part of a
+    long prompt, has `last_access` 0: else it would push out the ends of older conversations.
 
     `locks` counts the leases that need it. They need all of it or nothing: nodes are split where a lease's window
     begins. `slots` is None once it has left the tree.
@@ -34,7 +35,7 @@ class Run:
         self.node = node
         self.slots: IntArray | None = slots
         self.locks = 0
-        self.last_access, self.level = node.last_access, node.level
+        self.last_access, self.level = 0, 0.0
         self.entry: Any = None
 
     @property
@@ -114,8 +115,8 @@ class Window(Component):
             at = _up(at)
         return at.end
 
-    def unlock(self, node: Node, low: int, now: int) -> None:
-        """What becomes evictable was in use until now."""
+    def unlock(self, node: Node, low: int, now: int | None) -> None:
+        """What becomes evictable where a request ends was in use until now."""
         at = node
         while at.end > low:
             run: Run = at.states[self.index]
@@ -123,11 +124,12 @@ class Window(Component):
             if not run.locks:
                 self._evictable += run.tokens
                 self._protected -= run.tokens
-                run.last_access, run.level = now, self.tree.level
+                if now is not None:
+                    run.last_access, run.level = now, self.tree.level
                 self.heap.offer(run)
             at = _up(at)
 
-    def narrow(self, node: Node, low: int, start: int, now: int) -> int:
+    def narrow(self, node: Node, low: int, start: int) -> int:
         """Unlock what lies before `start`, page-floored, of a lock that began at `low`; returns where it begins now."""
         start = min(start // self.tree.page_size * self.tree.page_size, node.end)
         if start <= low:
@@ -137,7 +139,7 @@ class Window(Component):
             if at.start < start:
                 self.tree.split(at, start - at.start)
             at = _up(at)
-        self.unlock(at, low, now)
+        self.unlock(at, low, None)
         return start
 
     def gather(self, node: Node, low: int, start: int) -> IntArray:

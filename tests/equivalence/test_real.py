@@ -100,7 +100,7 @@ def test_transformers_plugin(real: Real) -> None:
 
 AXES = (
     ["native", "transformers"],
-    ["radix", "chunk"],
+    ["radix", "chunk", "swa"],
     [1, 16],
     [1, 16, 512],
     [None, "Right", "Wrong", "Tree"],
@@ -150,3 +150,36 @@ def test_long_prompts_across_windows(real: Real) -> None:
     lengths = [1023, 1024, 1025, 3000]
     for chunk, page in itertools.product((512, 100), (1, 16)):
         check(real, [long[:n] for n in lengths], cache={"page_size": page, "tokens": 8192}, schedule={"chunk": chunk})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [1, 16])
+def test_swa_across_windows(real: Real, page: int) -> None:
+    """Prompts around one and two windows, and one of six, with few window slots: cold, warm, and continued."""
+    with engine(real.name) as running:
+        long = running.tokenizer.encode(LONG * 5)
+    prompts = [[5 + i, *long[: length - 1]] for i, length in enumerate((511, 512, 513, 1023, 1024, 1025, 3000))]
+    sections: dict[str, Any] = {
+        "cache": {"use": "swa", "page_size": page, "tokens": 16384, "window_every": 16384},
+        "schedule": {"max_running": 2, "max_tokens_per_step": 512, "chunk": 256},
+        "engine": {"threads": THREADS},
+    }
+    with engine(real.name, **sections) as running:
+        for prompt in prompts:
+            truth = real.reference.greedy(prompt, COUNT)
+            cold = running.generate(prompt, greedy(COUNT))
+            warm = running.generate(prompt, greedy(COUNT))
+            for result in (cold, warm):
+                assert_same(result.token_ids, *truth, f"{real.name}, {len(prompt)} tokens")
+            assert warm.usage.cached_tokens == (len(prompt) - 1) // page * page
+            turn = [*prompt, *cold.token_ids, 5, 6]
+            result = running.generate(turn, greedy(COUNT))
+            assert_same(result.token_ids, *real.reference.greedy(turn, COUNT), f"{real.name}, a turn of {len(turn)}")
+            assert result.usage.cached_tokens == (len(turn) - 3) // page * page
+        groups = running.stats()["groups"]
+        if real.name == "gemma3-270m":
+            full, window = groups
+            assert window["total"] < 5000 < 9000 < full["evictable"]
+        running.check()
+        running.flush_cache()
+        assert all(group["free"] == group["total"] for group in running.stats()["groups"])

@@ -124,7 +124,7 @@ def test_a_scarce_pool_for_windows(
 
 
 def test_the_promise_with_a_scarce_pool(tiny_model: Callable[[str], Path]) -> None:
-    """what-breaks 9: the newest conversations are found to their ends, whatever became of their middles and of older ones."""
+    """what-breaks 9: the newest conversations are found to their ends, whatever became of middles and older ones."""
     folder, count = tiny_model("gemma3"), 30
     texts = prompts(12, low=60, high=60, shared=0)
     with engine(folder, **scarce()) as running:
@@ -134,7 +134,7 @@ def test_the_promise_with_a_scarce_pool(tiny_model: Callable[[str], Path]) -> No
             kept.append([*text, *result.token_ids])
         full, window = running.stats()["groups"]
         assert full["evictable"] > window["total"], "more tokens are cached than windows have slots"
-        for text in reversed(kept[-2:]):
+        for text in reversed(kept[-6:]):
             (result,) = serve(running, folder, [[*text, 5]], 2)
             assert result.usage.cached_tokens == len(text) - 1
 
