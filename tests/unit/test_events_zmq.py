@@ -348,7 +348,7 @@ class Held:
 
 
 @pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize(("arch", "cache"), [("llama", "radix"), ("gemma3", "swa")])
+@pytest.mark.parametrize(("arch", "cache"), [("llama", "radix"), ("gemma3", "swa"), ("mistral", "swa")])
 def test_a_mirror_is_true_after_a_busy_life(tiny_model: Callable[[str], Any], arch: str, cache: str, page: int) -> None:
     """Chunks, evictions, retractions, aborts and salts in a small pool: what was told is what the tree says."""
     sections: dict[str, Any] = {"schedule": {"chunk": 32, "max_running": 8}, "engine": {"check": True}}
