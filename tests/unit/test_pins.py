@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,6 +185,49 @@ def test_what_cannot_be_pinned_is_refused(
 ) -> None:
     with engine(tiny_model, **options) as made, pytest.raises(RequestError, match=problem):
         made.pin("a", prompt)
+
+
+@pytest.mark.parametrize(("arch", "use", "page"), [("llama", "radix", 1), ("llama", "radix", 4), ("gemma3", "swa", 4)])
+def test_any_order_of_pins(tiny_model: Tiny, arch: str, use: str, page: int) -> None:
+    """Pins, unpins, requests and flushes at random: what is locked is what the names say, and the limit holds."""
+    rng = random.Random(page)
+    named: dict[str, list[int]] = {}
+    with Engine(
+        str(tiny_model(arch)),
+        cache={"use": use, "tokens": 256, "pin_share": 0.3, "page_size": page},
+        schedule={"max_running": 3, "max_tokens_per_step": 64},
+        engine={"check": True, "threads": 1},
+    ) as made:
+        limit = made.stats()["pins"]["limit"]
+        for _ in range(60):
+            name = rng.choice("abcd")
+            prompt = [
+                *text(rng.randrange(3, 6), rng.randrange(1, 50)),
+                *text(rng.randrange(6, 9), rng.randrange(1, 12)),
+            ]
+            wanted = {**named, name: prompt}
+            match rng.choice(["pin", "pin", "unpin", "run", "flush"]):
+                case "pin" if len(prompt) >= page:
+                    if distinct(wanted, page) <= limit:
+                        made.pin(name, prompt)
+                        named = wanted
+                    else:
+                        with pytest.raises(RequestError, match="are allowed"):
+                            made.pin(name, prompt)
+                case "unpin":
+                    assert made.unpin(name) == (named.pop(name, None) is not None)
+                case "run":
+                    made.generate([prompt, [*prompt, 5], text(9, 40)], SHORT)
+                case "flush":
+                    made.flush_cache()
+                    assert made.stats()["groups"][0]["protected"] == distinct(named, page)
+            assert made.stats()["pins"]["tokens"] == distinct(named, page)
+            assert all(cached(made, tokens) >= len(tokens) // page * page for tokens in named.values())
+
+
+def distinct(named: dict[str, list[int]], page: int) -> int:
+    """Tokens of all whole pages of these prefixes, counted one by one."""
+    return page * len({tuple(p[:end]) for p in named.values() for end in range(page, len(p) + 1, page)})
 
 
 def test_a_scoring_pins_nothing(tiny_model: Tiny) -> None:
