@@ -67,6 +67,7 @@ class EngineCore:
         self.progress: tuple[int, float] = (0, time.monotonic())
         self._calls: dict[str, list[Request]] = {}
         self._compiling: dict[str, Ticket] = {}  # calls whose grammar is not ready
+        self._compiling_requests = 0  # all their choices
         self._inbox = parts.inbox
         self._ahead: Launched | None = None  # overlap: the step whose results are not committed yet
         self._events: list[Event] = []
@@ -176,8 +177,7 @@ class EngineCore:
         try:
             if call.call_id in self._calls:
                 raise RequestError(f"request id {call.call_id!r} is in use", param="rid")
-            compiling = sum(len(self._calls[call_id]) for call_id in self._compiling)
-            waiting, most = len(self.scheduler.waiting) + compiling, self.scheduler.limits.max_waiting
+            waiting, most = len(self.scheduler.waiting) + self._compiling_requests, self.scheduler.limits.max_waiting
             if waiting + call.params.n > most:
                 raise QueueFullError(f"{waiting} requests are waiting, the limit is {most}", hint="retry later")
             requests = self.parts.admission.requests(call)
@@ -189,13 +189,14 @@ class EngineCore:
             return
         self._calls[call.call_id] = requests
         self._compiling[call.call_id] = ticket
+        self._compiling_requests += len(requests)
         for request in requests:
             request.state = State.COMPILING
         ticket.done.add_done_callback(lambda _: self._enqueue(call, ticket))  # now, or by `Grammars` on this thread
 
     def _enqueue(self, call: GenerateCall, ticket: Ticket) -> None:
         """The call's grammar is ready, or was refused."""
-        self._compiling.pop(call.call_id, None)
+        self._compiled(call.call_id)
         try:
             compiled = ticket.done.result()
             for request in self._calls[call.call_id]:
@@ -208,6 +209,13 @@ class EngineCore:
         for request in self._calls[call.call_id]:
             request.state = State.WAITING
             self.scheduler.add(request)
+
+    def _compiled(self, call_id: str) -> Ticket | None:
+        """A call's grammar is not waited for any more; its ticket, if it was."""
+        ticket = self._compiling.pop(call_id, None)
+        if ticket is not None:
+            self._compiling_requests -= len(self._calls[call_id])
+        return ticket
 
     def abort_now(self, call_id: str) -> bool:
         """Cancel a call, on the loop's thread; False if it is unknown. What it computed stays cached."""
@@ -226,7 +234,7 @@ class EngineCore:
                     self._finish(request, publish=False)
 
     def _finish(self, request: Request, *, publish: bool) -> None:
-        if ticket := self._compiling.pop(request.call.call_id, None):
+        if ticket := self._compiled(request.call.call_id):
             self.parts.grammars.cancel(ticket)
         self.pins.close(request)
         self.scheduler.drop(request, publish=publish)
