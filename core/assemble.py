@@ -87,7 +87,7 @@ def build_parts(config: Config) -> Parts:
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
-    _size_drafts(config, drafting, executor, min(limit, *memory.slots))
+    _fit_drafts(config, drafting, executor, min(limit, *memory.slots), trees)
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
@@ -118,7 +118,8 @@ def _device(config: Config) -> torch.device:
     return device
 
 
-def _size_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int) -> None:
+def _fit_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int, trees: bool) -> None:
+    drafting.branches = trees
     if drafting.sizable and config.engine.draft_size == "adaptive":
         drafting.sizer = Sizer(VerifyCost(profile(executor, most_rows)))
 

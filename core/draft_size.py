@@ -74,7 +74,11 @@ class Sizer:
         """The most valuable nodes of what the drafters `names` proposed, as many as pay; the likeliest path first."""
         kept = self._pick(draft, budget) if draft else []
         self._note(request, names, bool(kept))
-        return draft.picked(_path_first(draft, kept)) if draft and kept else None
+        if draft is None or not kept:
+            return None
+        draft = draft.picked(sorted(kept))
+        path = draft.likeliest()  # first: following it moves no KV (design §5)
+        return draft.picked([*path, *sorted(set(range(len(draft))) - set(path))])
 
     def measured(self, stats: StepStats) -> None:
         """A step has been committed."""
@@ -146,14 +150,3 @@ def _habitual(habit: _Habit, confidence: float) -> float:
     """What a drafter's confidence has come to, its own word standing in while there is little to go by."""
     bucket = _bucket(confidence)
     return (habit.hits[bucket] + _PRIOR * confidence) / (habit.tested[bucket] + _PRIOR)
-
-
-def _path_first(draft: Draft, kept: Sequence[int]) -> list[int]:
-    """The kept nodes, those of the likeliest path before the others: following it moves no KV (design §5)."""
-    path, at = [], -1
-    for node in kept:  # most valuable first
-        if draft.parents[node] == at:
-            path.append(node)
-            at = node
-    rest = set(kept) - set(path)
-    return path + sorted(rest)

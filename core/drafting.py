@@ -42,6 +42,7 @@ class Drafting:
         self._followers = [pair for pair in self.drafters if pair not in self._leaders]
         self.vocab_size = vocab_size
         self.sizer: Sizer | None = None
+        self.branches = True  # the model and its kernel take trees; else the likeliest path of each is run
         self.failures: Counter[str] = Counter()
         self.hangs: Counter[str] = Counter()
         self._threads = {
@@ -75,6 +76,8 @@ class Drafting:
         except Exception as error:  # the grammar's matcher: its state is in doubt
             request.error = StepError(f"the grammar of {request.id} failed: {error!r}")
             return None
+        if draft is not None and not self.branches and not draft.is_chain:
+            draft = draft.picked(draft.likeliest())
         if draft is not None and draft.forced and CANONICAL not in request.notes:
             request.notes.append(CANONICAL)
         return draft

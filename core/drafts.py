@@ -89,6 +89,19 @@ class Draft:
             node = self.parents[node]
         return path[::-1]
 
+    def likeliest(self) -> list[int]:
+        """Nodes of the path that takes the most confident child at each node; the first one where none is."""
+        path: list[int] = []
+        best = {-1: -1.0}
+        for node, parent in enumerate(self.parents):
+            own = self.confidence[node] if self.confidence is not None else 0.0
+            if parent in path or parent < 0:
+                above = path.index(parent) + 1 if parent >= 0 else 0
+                if own > best.get(parent, -1.0):
+                    best[parent] = own
+                    path[above:] = [node]
+        return path
+
     def behind(self, chain: Sequence[int]) -> Draft:
         """This tree at the end of `chain`, which is taken to be certain."""
         above = len(chain)

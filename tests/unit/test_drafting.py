@@ -96,6 +96,15 @@ def test_the_leader_has_first_claim_on_the_budget() -> None:
     assert draft == Draft.chain([AB, C, D])
 
 
+def test_where_the_model_takes_no_trees_the_likeliest_path_is_run() -> None:
+    made = drafting(Toy(propose=Draft((A, B, C, D), (-1, -1, 1, 1), confidence=(0.4, 0.6, 0.1, 0.2))))
+    made.branches = False
+    assert made.propose(request(None), 8) == Draft((B, D), (-1, 0), confidence=(0.6, 0.2))
+    made = drafting(Toy(propose=Draft((A, B, C, D), (-1, -1, 0, 1))))
+    made.branches = False
+    assert made.propose(request(None), 8) == Draft.chain([A, C])
+
+
 def test_probabilities_survive_where_one_drafter_is_alone() -> None:
     drawn = Draft((A, B), (-1, 0), probs=(0.5, 0.25))
     assert drafting(Toy(propose=drawn)).propose(request(), 8) == drawn
