@@ -85,6 +85,9 @@ class Contexts:
         """The commonest tokens after a context: token, probability, node."""
         children = self._children[state] or {}
         counts = self._counts
+        if len(children) == 1:  # most often
+            [(token, child)] = children.items()
+            return [(token, counts[child] / (counts[child] + doubt(self._depths[state])), self._open(child))]
         total = sum(counts[child] for child in children.values()) + doubt(self._depths[state])
         best = sorted(children.items(), key=lambda item: -counts[item[1]])[:breadth]
         return [(token, counts[child] / total, self._open(child)) for token, child in best]

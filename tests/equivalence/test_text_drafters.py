@@ -73,6 +73,7 @@ def run_combination(
 
 @pytest.mark.parametrize("combination", pairwise(*AXES))
 def test_pairs_of_features(tiny_model: Callable[[str], Path], combination: tuple[Any, ...]) -> None:
+    """what-breaks 42: drafts change greedy output."""
     run_combination(tiny_model("llama"), *combination)
 
 
@@ -221,7 +222,7 @@ def test_drafts_past_a_stop_token(tiny_model: Callable[[str], Path], at: int) ->
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 9])
 @pytest.mark.parametrize("page", [1, 4])
 def test_drafts_past_a_stop_string(tiny_model: Callable[[str], Path], at: int, page: int) -> None:
-    """As without drafts: text, tokens, logprobs and bill."""
+    """what-breaks 49: as without drafts: text, tokens, logprobs and bill."""
     folder = tiny_model("llama")
     running, prompt, truth = certain(folder, cache={"page_size": page})
     with running, engine(folder, spec=[], cache={"page_size": page}) as plain:
