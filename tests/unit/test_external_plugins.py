@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
-NAMES = ("phloem-short-first", "phloem-lfuda", "phloem-private-tail", "phloem-slowlog")
+NAMES = ("phloem-short-first", "phloem-lfuda", "phloem-private-tail", "phloem-phrasebook", "phloem-slowlog")
 PROGRAM = """
 import json, logging, sys
 from phloem.config import load_config
@@ -37,7 +37,8 @@ print(json.dumps({
     "order": [r.arrival for r in policy.order(requests)],
     "key": rule.key(FakeEvictionNode(hits=99, level=5.0)),
     "patience": config.schedule.patience,
-    "use": [config.schedule.use, config.cache.eviction.use, config.cache.key.use, config.observers[0].use],
+    "use": [config.schedule.use, config.cache.eviction.use, config.cache.key.use, config.spec[1].use,
+        config.observers[0].use],
 }))
 """
 
@@ -67,7 +68,7 @@ def test_distributions_chosen_by_yaml(installed: Path) -> None:
         "order": [1, 0],
         "key": 205.0,
         "patience": 200,
-        "use": ["short-first", "lfuda", "private-tail", "slowlog"],
+        "use": ["short-first", "lfuda", "private-tail", "phrasebook", "slowlog"],
     }
     assert "step 1 took 99.00 s" in log
 
@@ -96,6 +97,7 @@ def test_an_engine_runs_on_them(installed: Path, tiny_model: Callable[[str], Pat
             "key": {"use": "private-tail", "marker": "<|im_end|>"},
         },
         "schedule": {"max_running": 2, "use": "short-first"},
+        "spec": [{"use": "phrasebook", "phrases": ["The quick brown fox jumps", "and everything sleeps"], "match": 1}],
         "observers": [{"use": "slowlog", "step_s": 0, "first_token_s": 0}],
     }
     env = {"PATH": "", "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
@@ -132,9 +134,7 @@ def test_installing_activates_nothing(installed: Path) -> None:
     env = {"PATH": "", "PYTHONPATH": str(installed)}
     words = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
     assert words[0] == "lpm"
-    assert not [
-        word for word in words if word.startswith(("phloem_short", "phloem_lfuda", "phloem_private", "phloem_slow"))
-    ]
+    assert not [word for word in words if word.startswith(tuple(name.replace("-", "_") for name in NAMES))]
 
 
 def test_without_them_the_configuration_says_so() -> None:
@@ -155,7 +155,8 @@ with Engine.from_yaml(sys.argv[1]) as engine:
     system = engine.tokenizer.encode("You are a tree.<|im_end|>")
     for client in ("a", "a", "b"):
         prompt = [*system, 7, 8, 9, 10, 11]
-        print(engine.generate(prompt, SamplingParams(max_tokens=2), routing_key=client).usage.cached_tokens - len(system))
+        result = engine.generate(prompt, SamplingParams(max_tokens=2), routing_key=client)
+        print(result.usage.cached_tokens - len(system))
     engine.check()
 """
 
@@ -165,7 +166,9 @@ def test_clients_share_the_system_prompt_only(
 ) -> None:
     config = tmp_path / "private.yaml"
     config.write_text(
-        f"model: {tiny_model('llama')}\ncache: {{tokens: 512, key: private-tail}}\nengine: {{threads: 1, check: true}}\n"
+        f"model: {tiny_model('llama')}\n"
+        "cache: {tokens: 512, key: private-tail}\n"
+        "engine: {threads: 1, check: true}\n"
     )
     env = {"PATH": "", "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
