@@ -108,7 +108,7 @@ def test_prompt_logprobs_of_a_request_retracted_in_its_prefill(llama: Path, over
     for _ in range(len(OTHER) + 2):
         tight.step()
     # Admission keeps back a part of what `grows` may still write; without that, the two meet in the prefill.
-    tight.core.scheduler._reserve = 0.0
+    tight.core.scheduler.foresight.demand = lambda requests: 0  # type: ignore[method-assign]
     tight.submit("scored", DOOMED, params)
     tight.finish()
     assert tight.core.stats()["retractions"] > 0
