@@ -92,9 +92,13 @@ class CacheSuite:
         """Likewise with several pools, where requests give back what no token sees any more."""
         self._histories(page_size, windows)
 
-    def _histories(self, page_size: int, windows: tuple[int | None, ...]) -> None:
+    def test_pages_larger_than_the_windows(self, windows: tuple[int | None, ...]) -> None:
+        """Likewise with pages of 64 tokens, in fewer histories."""
+        self._histories(64, windows, max(1, self.examples // 4))
+
+    def _histories(self, page_size: int, windows: tuple[int | None, ...], examples: int | None = None) -> None:
         quick = settings(
-            max_examples=self.examples,
+            max_examples=examples or self.examples,
             stateful_step_count=self.steps,
             deadline=None,
             database=None,

@@ -230,7 +230,7 @@ class TreeCache:
         No match can end at a tombstone, and who computes it again brings its own slots.
         """
         while node.is_candidate:
-            if all(part.ends(node) for part in self._bounded):
+            if not self._bounded or all(part.ends(node) for part in self._bounded):
                 for part in self._components:
                     part.ready(node)
                 return
@@ -282,9 +282,10 @@ class TreeCache:
         """The longest usable prefix of tokens[:limit], and the node that holds its last token."""
         limit = min(limit, len(tokens))
         node, child, part = self._tree.walk(root, tokens, limit // self._page * self._page)
-        if not part or child is None:
-            return self._agreed(node, node.end) if self._bounded else (node, node.end)
-        return self._agreed(child, node.end + part) if self._bounded else (child, node.end + part)
+        end = node.end + part
+        if child is not None and part:
+            node = child
+        return self._agreed(node, end) if self._bounded else (node, end)
 
     def _agreed(self, bottom: Node, end: int) -> tuple[Node, int]:
         """The longest prefix of `end` tokens that all components can go on from, and the node that holds its end."""

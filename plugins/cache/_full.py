@@ -52,7 +52,7 @@ class Full(Component):
 
     def fill(self, node: Node, slots: IntArray) -> None:
         """Keep a copy."""
-        node.states.append(whole(slots))
+        node.states[self.index] = whole(slots)
 
     def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
         """The publisher's copies are not needed."""
@@ -62,7 +62,7 @@ class Full(Component):
     def split(self, upper: Node, lower: Node) -> None:
         """Copies: a view would keep the whole array alive after either half is gone."""
         at, slots = upper.tokens, lower.states[self.index]
-        upper.states.append(slots[:at].copy())
+        upper.states[self.index] = slots[:at].copy()
         lower.states[self.index] = slots[at:].copy()
         if lower.is_candidate:
             self.heap.offer(lower)  # its size may matter to the rule

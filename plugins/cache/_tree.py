@@ -87,7 +87,7 @@ class Splits(Protocol):
     """What a tree needs of its components."""
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divide the state of `lower`, which held that of both; append the upper part to `upper.states`."""
+        """Divide the state of `lower`, which held that of both; `upper` has none yet."""
 
 
 class Tree:
@@ -134,6 +134,7 @@ class Tree:
     def attach(self, parent: Node, key: array[int], now: int) -> Node:
         """A new unlocked leaf below `parent`, which has no child that starts with the same page; components fill it."""
         node = Node(parent, key, now)
+        node.states = [None] * len(self.components)
         node.level = self.level
         parent.children[page_key(key, 0, self.page_size)] = node
         self.evictable += len(key)
@@ -154,6 +155,7 @@ class Tree:
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         upper.level = node.level
         node.parent, node.key = upper, key[at:]
+        upper.states = [None] * len(self.components)
         for component in self.components:
             component.split(upper, node)
         return upper

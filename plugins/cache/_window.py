@@ -164,7 +164,6 @@ class Window(Component):
 
     def fill(self, node: Node, slots: IntArray) -> None:
         """A run, or a tombstone from the start."""
-        node.states.append(None)
         if slots[0] >= 0:
             self._add(node, slots)
 
@@ -184,7 +183,6 @@ class Window(Component):
 
     def split(self, upper: Node, lower: Node) -> None:
         """Whoever needs the node needs both halves."""
-        upper.states.append(None)
         run: Run | None = lower.states[self.index]
         if run is None or run.slots is None:
             return

@@ -187,3 +187,18 @@ def test_a_pool_below_the_window_is_refused(tiny_model: Callable[[str], Path]) -
         engine(folder, cache={"use": "swa", "tokens": 8})
     with engine(folder, cache={"use": "swa", "tokens": 8}, engine={"context_length": 8}) as running:
         assert running.core.info.max_total_tokens == 8
+
+
+def test_bytes_are_split(tiny_model: Callable[[str], Path]) -> None:
+    """All pools together keep within `size` and use it, and more tokens fit than where every layer keeps them."""
+    size, tokens = 4 * 2**20, {}
+    for cache in ("swa", "radix"):
+        sections = {"cache": {"use": cache, "tokens": None, "size": size}, "schedule": SCARCE["schedule"]}
+        with engine(tiny_model("gemma3"), **sections) as running:
+            kv = running.core.ledger.kv
+            held = sum(tensor.numel() * tensor.element_size() for tensor in (*kv.keys, *kv.values))
+            assert 0.99 * size < held <= size
+            tokens[cache] = running.stats()["groups"][0]["total"]
+            if cache == "swa":
+                assert " tokens of window 16 x " in running.core.parts.memory
+    assert tokens["swa"] > 2.5 * tokens["radix"], "one layer of three keeps everything"
