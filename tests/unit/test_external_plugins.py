@@ -37,7 +37,7 @@ print(json.dumps({
     "order": [r.arrival for r in policy.order(requests)],
     "key": rule.key(FakeEvictionNode(hits=99, level=5.0)),
     "patience": config.schedule.patience,
-    "use": [config.schedule.use, config.cache.eviction.use, config.cache.key.use, config.spec[1].use,
+    "use": [config.schedule.use, config.cache.eviction.use, config.cache.key.use, config.spec[-1].use,
         config.observers[0].use],
 }))
 """
@@ -190,5 +190,5 @@ def test_plain_files_beside_the_configuration(tmp_path: Path) -> None:
     )
     result, log = run(config, None)
     assert (result["patience"], result["key"]) == (7, 105.0)
-    assert result["use"][3] == f"{tmp_path}/phloem_slowlog.py:Slowlog"
+    assert result["use"][-1] == f"{tmp_path}/phloem_slowlog.py:Slowlog"
     assert "step 1 took" in log
