@@ -143,7 +143,7 @@ class Ledger:
             mine = max(before, leased)
             if mine < low:
                 self.pools[group].release(self.table.slots[group][request.row, mine:low].copy())
-            if before < leased and self._narrows is not None and request.call.pin is None:
+            if before < leased and self._narrows is not None:
                 self._narrows.narrow(request.lease, low, group)
 
     def adopt(self, request: Request, base: int, nodes: Sequence[int]) -> None:
