@@ -48,6 +48,7 @@ class Hrrn(IndexedPolicy):
         self._turn: dict[Request, int] = {}
         self._turns: deque[tuple[int, Request]] = deque()  # stale if `_turn` differs
         self._serial = 0
+        self._looks = 0  # firsts that may still be filed anew in this step
         super().__init__(context.page_size, lambda request: float(request.arrival))
 
     def add(self, request: Request) -> None:
@@ -72,6 +73,7 @@ class Hrrn(IndexedPolicy):
         return self._read()
 
     def _read(self) -> Iterator[Request]:
+        self._looks = _LOOKS
         self._renew()
         for queue in self._classes.values():
             queue.restore()
@@ -83,7 +85,8 @@ class Hrrn(IndexedPolicy):
         """The first of the class whose first has the highest ratio."""
         while True:
             heads = [head for queue in self._classes.values() if (head := queue.first()) is not None]
-            moved = [head for head in heads if self._moves(head)]
+            moved = [head for head in heads[: self._looks] if self._moves(head)]
+            self._looks -= len(moved)
             if not moved:
                 return max(heads, key=lambda head: (self._ratio(head), -head.arrival), default=None)
 
