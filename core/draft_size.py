@@ -15,8 +15,8 @@ UNKNOWN = 0.7  # confidence of a node whose drafter gives none
 _BUCKETS = 10
 _PRIOR, _SURE = 8.0, 0.99  # tests that a drafter's own word counts for, and the most that is believed
 _FADE = 0.97  # of what a request's earlier tests count, with each new one
-_MOST_IDLE = 64  # asks, or tokens, that a drafter in vain is left out for at most
-_DEAR = 0.005  # share of a step above which asking in vain is too dear
+_MOST_IDLE = 64  # tokens that a drafter in vain is left out for at most
+_DEAR = 0.01  # share of a request's part of a step that asking in vain may take
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _Record:
     tested: float = 0.0  # what acceptance was expected of nodes whose place the text has come to
     hits: float = 0.0
     vain: int = 0  # proposals in a row of which nothing was taken up
-    idle: int = 0  # asks still to leave out
+    until: int = 0  # length of the text before which it is not asked
 
 
 @dataclass(slots=True)
@@ -54,18 +54,21 @@ class Sizer:
         """Whether to leave a drafter out this time: asking it is dear, and has been in vain."""
         record = self._record(request, name)
         self._learn(name, record, request.tokens)
-        record.idle -= 1
-        return record.idle >= 0
+        return len(request.tokens) < record.until
 
     def rests(self, request: Request) -> bool:
         """Nothing is expected of the request's drafters at its present length: it may run ahead without them."""
         return len(request.tokens) < self._rests.get(request.id, 0)
 
-    def judged(self, request: Request, name: str, draft: Draft, chain: Sequence[int], seconds: float) -> Draft:
-        """The proposal with chances in place of the drafter's own confidence. `seconds`: what asking took."""
+    def took(self, name: str, seconds: float) -> None:
+        """What asking a drafter once has cost."""
+        habit = self._habit(name)
+        habit.seconds += 0.1 * (seconds - habit.seconds)
+
+    def judged(self, request: Request, name: str, draft: Draft, chain: Sequence[int]) -> Draft:
+        """The proposal with chances in place of the drafter's own confidence."""
         record, habit = self._record(request, name), self._habit(name)
         record.length, record.chain, record.draft = len(request.tokens), tuple(chain), draft
-        habit.seconds += 0.1 * (seconds - habit.seconds)
         own = (record.hits + 2.0) / (record.tested + 2.0)
         chances = [min(_SURE, _habitual(habit, each) * own) for each in draft.confidence or [UNKNOWN] * len(draft)]
         return Draft(draft.tokens, draft.parents, draft.probs, draft.forced, tuple(chances))
@@ -105,15 +108,17 @@ class Sizer:
         return best[: self.cost.worth([values[node] for node in best])]
 
     def _note(self, request: Request, names: Sequence[str], taken: bool) -> None:
-        most = 0
-        step = self.cost.plain_s(self.cost.requests) / self.cost.requests
+        """Let drafters in vain rest, each as long as brings its cost down; a request that runs ahead loses more."""
+        vain = 0
+        part = self.cost.plain_s(self.cost.requests) / self.cost.requests
         for name in names:
             record = self._record(request, name)
             record.vain = 0 if taken else record.vain + 1
-            most = max(most, record.vain)
-            if self._habit(name).seconds > _DEAR * step:
-                record.idle = min(_MOST_IDLE, 1 << min(record.vain, 7)) // 2
-        self._rests[request.id] = len(request.tokens) + (min(_MOST_IDLE, 1 << min(most, 7)) if most > 1 else 0)
+            idle = 0 if taken else min(_MOST_IDLE, int(self._habit(name).seconds / (_DEAR * part)))
+            record.until = len(request.tokens) + 1 + idle
+            vain = max(vain, record.vain)
+        if names:
+            self._rests[request.id] = len(request.tokens) + (min(_MOST_IDLE, 1 << min(vain, 7)) if vain > 1 else 0)
 
     def _learn(self, name: str, record: _Record, text: array[int]) -> None:
         """Hold the last proposal against what has been written since."""

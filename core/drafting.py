@@ -120,9 +120,10 @@ class Drafting:
             if matcher is not None:
                 matcher.close()
             draft = draft and _allowed(draft, context.matcher, request.stop_ids)
-            if draft and self.sizer is not None and (name, drafter) in self._followers:
+            if self.sizer is not None and (name, drafter) in self._followers:
+                self.sizer.took(name, time.perf_counter() - begin)
                 chain = context.tokens[len(context.tokens) - context.chain :]
-                draft = self.sizer.judged(request, name, draft, chain, time.perf_counter() - begin)
+                draft = self.sizer.judged(request, name, draft, chain) if draft else None
             drafts += [draft] if draft else []
         return drafts
 

@@ -200,13 +200,13 @@ def test_what_leads_is_never_cut() -> None:
 
 
 def test_a_dear_drafter_in_vain_is_asked_seldom() -> None:
-    dear, cheap = Toy(chain(3, 3), seconds=0.02), Toy(chain(3, 3))
+    dear, cheap = Toy(None, seconds=0.05), Toy(chain(3, 3))
     made, _ = sized([(1, 1.0), (128, 128.0)], dear, cheap)
     one = request()
     for _ in range(40):
         made.propose(one, 4)
         one.tokens.append(5)
-    assert dear.asked < 12
+    assert 3 < dear.asked < 20
     assert cheap.asked == 40
 
 
