@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--pairs", type=int, default=8, help="of each line; at least 7 for quartiles that mean something"
     )
     parser.add_argument("--tokens", type=int, default=128, help="at most, a request")
-    parser.add_argument("--pool", type=int, default=65_536, help="tokens of KV")
+    parser.add_argument("--pool", type=int, help="tokens of KV; default: 768 for each request of the largest batch")
     parser.add_argument("--size", default="adaptive", choices=["adaptive", "fixed"], help="engine.draft_size")
     return parser.parse_args(arguments)
 
@@ -141,12 +141,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] = print) -> int:
     """Run, print line by line, and keep the results."""
     options = parse(arguments)
+    pool = options.pool or 768 * max(map(int, f"4,{options.batch}".split(",")))
     lines, kept = [HEAD], []
     show(HEAD)
     for spec in options.spec.split(","):
         drafters = [{"use": name} for name in spec.split("+")]
         sections: dict[str, Any] = {"grammar": "none", "spec": drafters, "engine": {"draft_size": options.size}}
-        with Engine(options.model, cache={"tokens": options.pool}, **sections) as engine:
+        with Engine(options.model, cache={"tokens": pool}, **sections) as engine:
             for batch in map(int, options.batch.split(",")):
                 for heat in map(float, options.temperature.split(",")):
                     for name in options.sets.split(","):
