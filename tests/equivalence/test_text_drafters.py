@@ -311,7 +311,8 @@ def test_a_bad_drafter_is_switched_off_and_harms_nothing(
     file.write_text(FAULTY)
     bad = {"use": f"{TOYS if name in ('Raises', 'Nonsense') else file}:{name}"}
     prompts = repetitive(folder, 2)
-    with engine(folder, spec=[bad, *SPECS["ngram"]], engine={"draft_size": "adaptive"}) as running:
+    size = "fixed" if name == "Raises" else "adaptive"  # at its third call, which adaptation may spare a request
+    with engine(folder, spec=[bad, *SPECS["ngram"]], engine={"draft_size": size}) as running:
         for result, prompt in zip(running.generate(prompts, greedy(COUNT)), prompts, strict=True):
             assert_same(result.token_ids, *tiny_reference(folder).greedy(prompt, COUNT), name)
         assert list(running.stats()["drafter_failures"].values()) == [2]  # once for each request
