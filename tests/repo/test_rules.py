@@ -18,40 +18,28 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE_FOLDERS = ("core", "plugins", "server", "lang")
-# Above the 3,500 that were planned. Configuration errors with a place each, exact cut-offs and noise, stops in streamed
-# text, drafts, and failures that stay with their own request cost more code than the plan allowed for. Making lines
-# denser would hide that, so the budget says what the core is; it is meant to fall, and whatever only commands or the
-# server use belongs to these. 120 lines of it are where programs meet the step: a segment that is scored, the order of
-# siblings, a lease that outlives its request.
-# 5 lines: the contract of what a cache tells (`CacheListener`).
-# 15 lines: what a use of a cached prefix tells eviction rules (`CountsUses`).
-# 4 lines: how far a match may reach, told by the request itself, for those who index requests.
-# 40 lines: the section `events`, and the engine's doors to its feed.
-# 45 lines: pins, from the doors of the engine to their place in the loop.
-# 216 lines: the queue apart from the scheduler, so that a step costs nothing for all who wait; parking; fairness.
-# 110 lines: pools of different sizes, whose bytes have to be split, and slots that go back while a request runs.
-# 343 lines: drafts as large as pay (what rows cost, what each request's came to), and drafters that hang.
-# 60 lines: what requests will still write, learnt from those that have ended.
-# 40 lines: keys, what the cache compares in place of tokens.
-CORE_LINES = 5291
-# The constraint service stands apart: it wraps strangers' backends (compile processes that may be killed, what is kept,
-# thoughts before answers), so it can be no plugin, and nothing else in the core needs to know it.
-# 150 lines of it keep small constraints from waiting for large ones, whoever sends them.
-SERVICE_LINES = 950
-SERVICE = {
-    f"core/{name}.py"
-    for name in ("constraint", "grammars", "compiling", "compile_process", "compile_worker", "thinking", "parsing")
+# The engine itself is above the 3,500 lines that were planned. Configuration errors with a place each, exact cut-offs,
+# noise, stops in streamed text, and failures that stay with their own request cost more code than the plan allowed for.
+# Making lines denser would hide that, so the budget says what the core is; it is meant to fall, and whatever only
+# commands or the server use belongs to these. What stands apart, and is called by the loop at a few places only, has a
+# budget of its own.
+CORE_LINES = 4500
+PARTS = {
+    # It wraps strangers' backends (compile processes that may be killed, what is kept, thoughts before answers), so it
+    # can be no plugin, and nothing else in the core needs to know it.
+    "constraints": (
+        950,
+        ("constraint", "grammars", "compiling", "compile_process", "compile_worker", "thinking", "parsing"),
+    ),
+    # Choices, scoring, what outlives a request, and what is pinned.
+    "programs": (465, ("choosing", "growing", "scoring", "holds", "pins", "siblings")),
+    # The loop queues a few words, the rest is on a thread of its own; mirrors are for programs that have no engine.
+    "events": (390, ("events", "feed", "mirror")),
+    # What is proposed, how much of it pays at the present batch, and drafters that fail or hang.
+    "drafts": (560, ("drafting", "drafts", "draft_cost", "draft_size", "deadline")),
+    # Lazy orders, requests that wait for a prefix in the making, and what requests will still write.
+    "queue": (260, ("waiting", "parking", "policies", "foresight")),
 }
-# What programs need (choices, scoring, holds) stands apart likewise: the loop calls it at a few places only. So do pins,
-# the last 90 lines. 24 lines: siblings in the order of a heap.
-PROGRAM_LINES = 464
-PROGRAM = {f"core/{name}.py" for name in ("choosing", "growing", "scoring", "holds", "pins", "siblings")}
-# What others are told of the cache: the loop queues a few words, everything else is on a thread of its own, and mirrors
-# are for programs that have no engine at all.
-EVENTS_LINES = 390
-EVENTS = {f"core/{name}.py" for name in ("events", "feed", "mirror")}
-# The radix tree with its components, whatever state they keep: what needs more is no component.
-TREE_LINES = 1000
 FILE_LINES = 450
 FUNCTION_LINES = 60
 PUBLIC = {"Engine", "Output", "PhloemError", "Result", "SamplingParams", "__version__"}
@@ -102,19 +90,9 @@ def code_lines(text: str) -> int:
 def test_core_keeps_its_line_budget() -> None:
     files = [p for p in tracked(".py") if rel(p).startswith("core/") and not rel(p).startswith("core/testing/")]
     lines = {rel(path): code_lines(path.read_text()) for path in files}
-    service = sum(count for name, count in lines.items() if name in SERVICE)
-    program = sum(count for name, count in lines.items() if name in PROGRAM)
-    events = sum(count for name, count in lines.items() if name in EVENTS)
-    assert 0 < sum(lines.values()) - service - program - events <= CORE_LINES
-    assert 0 < events <= EVENTS_LINES
-    assert 0 < program <= PROGRAM_LINES
-    assert 0 < service <= SERVICE_LINES
-
-
-def test_the_tree_and_its_components_stay_small() -> None:
-    names = {"plugins/cache/radix.py", "plugins/cache/swa.py"}
-    files = [path for path in package_files() if rel(path).startswith("plugins/cache/_") or rel(path) in names]
-    assert 0 < sum(code_lines(path.read_text()) for path in files) <= TREE_LINES
+    for part, (most, names) in PARTS.items():
+        assert 0 < sum(lines.pop(f"core/{name}.py") for name in names) <= most, part
+    assert 0 < sum(lines.values()) <= CORE_LINES
 
 
 def test_the_budget_counts_code_only() -> None:
