@@ -179,7 +179,7 @@ def test_swa_across_windows(real: Real, page: int) -> None:
         groups = running.stats()["groups"]
         if real.name == "gemma3-270m":
             full, window = groups
-            assert window["total"] < 5000 < 9000 < full["evictable"]
+            assert window["total"] < full["total"] // 4
         running.check()
         running.flush_cache()
         assert all(group["free"] == group["total"] for group in running.stats()["groups"])
