@@ -154,23 +154,29 @@ class _Desk:
         self._haste, self._haste_at = _HASTE_S, time.monotonic()
 
     def serve(self) -> None:
-        """Until the engine is gone."""
-        while True:
-            running = self._running()
-            poll = select.poll()
-            for pipe in (0, *(one.pipe for one in running)):
-                poll.register(pipe, select.POLLIN)
-            ready = {pipe for pipe, _ in poll.poll(_TICK_S * 1000 if running else None)}
-            for one in running:
-                if one.pipe in ready and not one.read():
-                    self._end(one)
-            if 0 in ready:
-                if (data := read_frame(0)) is None:
-                    for one in self._running():
-                        one.kill()
-                    return
-                self._hear(self._decode(data))
-            self._watch()
+        """Until the engine is gone, which shows where it is heard or where it is told something."""
+        with suppress(BrokenPipeError):
+            while self._turn():
+                pass
+        for one in self._running():
+            one.kill()
+
+    def _turn(self) -> bool:
+        """Wait for whatever is next, and deal with it; False once the engine is gone."""
+        running = self._running()
+        poll = select.poll()
+        for pipe in (0, *(one.pipe for one in running)):
+            poll.register(pipe, select.POLLIN)
+        ready = {pipe for pipe, _ in poll.poll(_TICK_S * 1000 if running else None)}
+        for one in running:
+            if one.pipe in ready and not one.read():
+                self._end(one)
+        if 0 in ready:
+            if (data := read_frame(0)) is None:
+                return False
+            self._hear(self._decode(data))
+        self._watch()
+        return True
 
     def _running(self) -> list[_Compilation]:
         return [*self._aside, *([self._quick] if self._quick is not None else [])]

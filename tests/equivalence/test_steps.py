@@ -145,7 +145,8 @@ def test_a_draft_is_verified_with_the_end_of_the_prompt(
 ) -> None:
     """The first tokens come with the step that ends the prompt, cold and from the cache; drafts are no prefill."""
     truth = tiny_reference(llama).greedy(DOOMED, 9)
-    sections = {"cache": {"page_size": page}, "schedule": {"chunk": chunk}, "engine": {"overlap": overlap}}
+    engine = {"overlap": overlap, "draft_size": "fixed"}  # wrong drafts must not get shorter
+    sections = {"cache": {"page_size": page}, "schedule": {"chunk": chunk}, "engine": engine}
     stepper = Stepper(llama, drafter=drafter, texts=[[*DOOMED, *truth[0]]], **sections)
     for warm in (False, True):
         before = stepper.core.stats()
