@@ -82,21 +82,16 @@ class Ledger:
         held = request.capacity - max(request.lows[self._guide], request.lease.length)
         return min(more, max(0, self._most - held))
 
-    def match_limit(self, request: Request) -> int:
-        """Most tokens a match may cover: the last one is always run; none while prompt logprobs are owed."""
-        owes_logprobs = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
-        return 0 if owes_logprobs else len(request.tokens) - 1
-
     def peek(self, request: Request) -> int:
         """Refresh `request.matched`, walking the tree only if it changed since the last look."""
         if request.matched_version != self.cache.version:
-            request.matched = self.cache.peek(request.keys, self.match_limit(request), request.namespace)
+            request.matched = self.cache.peek(request.keys, request.match_limit, request.namespace)
             request.matched_version = self.cache.version
         return request.matched
 
     def admit(self, request: Request) -> None:
         """Give a waiting request a row and a lease on its longest cached prefix. Needs a free row."""
-        match = self.cache.match(request.keys, self.match_limit(request), request.namespace)
+        match = self.cache.match(request.keys, request.match_limit, request.namespace)
         lease = self.cache.lease(match)
         request.row = self.table.take()
         request.lease = lease

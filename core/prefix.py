@@ -1,9 +1,10 @@
-"""Common prefixes of token arrays, by galloping C-level compares."""
+"""What trees over tokens share: common prefixes by galloping C-level compares, and what a child is found by."""
 
 from __future__ import annotations
 
 from array import array
 
+PageKey = int | bytes  # a token at page size 1, else the raw bytes of one page of tokens
 FIRST_WINDOW = 32  # tokens of the first compare; below this a slice costs more to make than to compare
 
 
@@ -29,3 +30,8 @@ def common_prefix(key: array[int], tokens: array[int], at: int, length: int) -> 
         else:
             high = middle
     return low
+
+
+def page_key(tokens: array[int], at: int, page_size: int) -> PageKey:
+    """What a node's `children` calls the child that starts with tokens[at : at + page_size]."""
+    return tokens[at] if page_size == 1 else tokens[at : at + page_size].tobytes()

@@ -10,10 +10,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
-from phloem.prefix import common_prefix
+from phloem.prefix import PageKey, common_prefix, page_key
 from phloem.request import Namespace
-
-from ._key import PageKey, page_key
 
 _UNUSED = -(2**63)  # priority before any request has told its own
 

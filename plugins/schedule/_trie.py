@@ -8,16 +8,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from phloem.prefix import common_prefix
+from phloem.prefix import PageKey, common_prefix, page_key
 from phloem.request import Namespace, Request
 
 Rank = tuple[float, int]  # what a request has by itself, and its arrival; the smallest goes first
-PageKey = int | bytes  # a token at page size 1, else the raw bytes of one page of tokens
-
-
-def page_key(tokens: array[int], at: int, page_size: int) -> PageKey:
-    """What a node's `children` calls the child that starts with tokens[at : at + page_size]."""
-    return tokens[at] if page_size == 1 else tokens[at : at + page_size].tobytes()
 
 
 class Node:
