@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from phloem.choosing import METHODS, choose, join
 from phloem.interfaces import PluginContext
 from phloem.plugins.api import _program_store
 from phloem.plugins.api.program import ProgramApi
-from phloem.server.app import create_app
-from phloem.server.gate import Gate
+from tests.in_process import on_engine
 
 Run = Callable[..., Any]
 Client = httpx.AsyncClient
@@ -420,28 +419,10 @@ def test_a_model_process_that_went_down_keeps_the_states(run: Run) -> None:
 # --- on a real engine
 
 
-class Healthy:
-    """What the application asks of a supervisor."""
-
-    restarts, ready = 0, True
-
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        return True, {}
-
-    def latest(self) -> tuple[str, dict[str, Any]]:
-        return "", {}
-
-
-@asynccontextmanager
-async def real(folder: Path, **sections: Any) -> AsyncIterator[tuple[Client, Engine]]:
+def real(folder: Path, **sections: Any) -> AbstractAsyncContextManager[tuple[Client, Engine]]:
     """A client of the program API on an engine of this process."""
-    sections = {"cache": {"tokens": 4096}, "engine": {"check": True, "threads": 1}, "grammar": "none"} | sections
-    with Engine(str(folder), **sections) as engine:
-        gate = Gate(engine.service(), limit=1000, timeout_s=60, max_source=2**20)
-        api = ProgramApi(ProgramApi.Options(), PluginContext("api", "program"))
-        app = create_app(gate, Healthy(), [api], config={}, max_body=100_000)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            yield client, engine
+    api = ProgramApi(ProgramApi.Options(), PluginContext("api", "program"))
+    return on_engine(folder, [api], **{"cache": {"tokens": 4096}} | sections)
 
 
 TEXT = "When in the course of events it becomes necessary to test a thing"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,18 @@ from phloem import Engine, SamplingParams
 from phloem.interfaces import PluginContext
 from phloem.plugins.api.native import NativeApi
 from phloem.plugins.api.openai import OpenAIApi
-from phloem.server.app import create_app
-from phloem.server.gate import Gate
+from tests.in_process import on_engine
 
 Client = httpx.AsyncClient
 HELLO = [{"role": "user", "content": "When in the course of events it becomes necessary"}]
 SYSTEM = "The quick brown fox jumps over the lazy dog while the other foxes sleep, and the dogs sleep."
 
 
-class Healthy:
-    """What the application asks of a supervisor."""
-
-    restarts, ready = 0, True
-
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        return True, {}
-
-    def latest(self) -> tuple[str, dict[str, Any]]:
-        return "", {}
-
-
-@asynccontextmanager
-async def real(folder: Path, **sections: Any) -> AsyncIterator[tuple[Client, Engine]]:
+def real(folder: Path, **sections: Any) -> AbstractAsyncContextManager[tuple[Client, Engine]]:
     """A client of an engine of this process."""
-    sections = {"cache": {"tokens": 512}, "engine": {"check": True, "threads": 1}, "grammar": "none"} | sections
-    with Engine(str(folder), **sections) as engine:
-        gate = Gate(engine.service(), limit=1000, timeout_s=60, max_source=2**20)
-        openai = OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": {}}))
-        native = NativeApi(NativeApi.Options(), PluginContext("api", "native"))
-        app = create_app(gate, Healthy(), [openai, native], config={}, max_body=100_000)
-        async with Client(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            yield client, engine
+    openai = OpenAIApi(OpenAIApi.Options(), PluginContext("api", "openai", extras={"parsers": {}}))
+    native = NativeApi(NativeApi.Options(), PluginContext("api", "native"))
+    return on_engine(folder, [openai, native], **{"cache": {"tokens": 512}} | sections)
 
 
 async def post(client: Client, path: str, **body: Any) -> Any:
