@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from phloem.request import Namespace, Request
 
 from ._index import WaitingIndex
+from ._ranked import QueueingPolicy
 
 
-class IndexedPolicy:
-    """A policy whose order key is a constant rank in tokens minus the tokens that are cached."""
+class IndexedPolicy(QueueingPolicy):
+    """A policy whose order key is a constant rank in tokens minus its cached tokens; ties keep arrival order."""
 
     capabilities = frozenset({"matched", "queue", "listens"})
 
     def __init__(self, page_size: int, rank: Callable[[Request], float]) -> None:
         self._index = WaitingIndex(page_size, rank)
-
-    def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """Smallest key first; ties keep arrival order."""
-        return self._index.order()
-
-    def victim(self, running: Sequence[Request]) -> Request | None:
-        """The core's choice: the latest arrival."""
-        return None
-
-    def add(self, request: Request) -> None:
-        """A request waits from now on."""
-        self._index.add(request)
-
-    def remove(self, request: Request) -> None:
-        """It waits no more."""
-        self._index.remove(request)
+        super().__init__(self._index)
 
     def stored(self, namespace: Namespace, tokens: array[int], start: int) -> None:
         """`tokens` is a cached prefix now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 from phloem.request import Request
 
@@ -74,16 +74,29 @@ class RankedQueue:
         self._aside.clear()
 
 
-class RankedPolicy:
-    """A policy whose order key is a constant rank."""
+class KeptQueue(Protocol):
+    """What a `QueueingPolicy` keeps its requests in."""
+
+    def add(self, request: Request) -> None:
+        """A request waits from now on."""
+
+    def remove(self, request: Request) -> None:
+        """It waits no more. Raises KeyError if it was never added."""
+
+    def order(self) -> Iterator[Request]:
+        """Best first, each request once; what is added and removed meanwhile counts at once."""
+
+
+class QueueingPolicy:
+    """A policy that keeps the queue itself: what all of them have in common."""
 
     capabilities = frozenset({"queue"})
 
-    def __init__(self, rank: Callable[[Request], Any]) -> None:
-        self._queue = RankedQueue(rank)
+    def __init__(self, queue: KeptQueue) -> None:
+        self._queue = queue
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """Smallest rank first; ties keep arrival order."""
+        """That of the queue."""
         return self._queue.order()
 
     def victim(self, running: Sequence[Request]) -> Request | None:
@@ -97,3 +110,10 @@ class RankedPolicy:
     def remove(self, request: Request) -> None:
         """It waits no more."""
         self._queue.remove(request)
+
+
+class RankedPolicy(QueueingPolicy):
+    """A policy whose order key is a constant rank; ties keep arrival order."""
+
+    def __init__(self, rank: Callable[[Request], Any]) -> None:
+        super().__init__(RankedQueue(rank))

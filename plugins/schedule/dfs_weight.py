@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from phloem.interfaces import PluginContext
 from phloem.request import Request
 
+from ._bounded import BoundedOptions
 from ._indexed import IndexedPolicy
 from ._trie import Node
 
 
-class DfsWeightOptions(BaseModel):
+class DfsWeightOptions(BoundedOptions):
     """Options of `schedule: {use: dfs-weight}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_overtakes: int = Field(default=512, ge=1)
-    """No request is overtaken by more than this many later ones."""
 
 
 class DfsWeight(IndexedPolicy):

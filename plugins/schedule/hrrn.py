@@ -6,11 +6,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from phloem.interfaces import PluginContext
 from phloem.request import Request, State
 
+from ._bounded import BoundedOptions
 from ._indexed import IndexedPolicy
 from ._ranked import RankedQueue
 
@@ -18,13 +17,8 @@ _CLASSES = 16  # of service times, per octave
 _LOOKS = 32  # requests whose class is renewed in one step
 
 
-class HrrnOptions(BaseModel):
+class HrrnOptions(BoundedOptions):
     """Options of `schedule: {use: hrrn}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_overtakes: int = Field(default=512, ge=1)
-    """No request is overtaken by more than this many later ones."""
 
 
 class Hrrn(IndexedPolicy):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from phloem.interfaces import PluginContext
 
+from ._bounded import BoundedOptions, charge
 from ._ranked import RankedPolicy
 
 
-class LofOptions(BaseModel):
+class LofOptions(BoundedOptions):
     """Options of `schedule: {use: lof}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_overtakes: int = Field(default=512, ge=1)
-    """No request is overtaken by more than this many later ones."""
 
 
 class Lof(RankedPolicy):
@@ -29,7 +23,6 @@ class Lof(RankedPolicy):
     Options = LofOptions
 
     def __init__(self, options: LofOptions, context: PluginContext) -> None:
-        longest = context.model.context_length if context.model else 1 << 20
-        charge = longest / options.max_overtakes
+        each = charge(options, context)
         self.max_overtakes = options.max_overtakes
-        super().__init__(lambda request: request.arrival * charge - request.remaining)
+        super().__init__(lambda request: request.arrival * each - request.remaining)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from phloem.interfaces import PluginContext
 
+from ._bounded import BoundedOptions, charge
 from ._indexed import IndexedPolicy
 
 
-class LpmOptions(BaseModel):
+class LpmOptions(BoundedOptions):
     """Options of `schedule: {use: lpm}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_overtakes: int = Field(default=512, ge=1)
-    """No request is overtaken by more than this many later ones."""
 
 
 class Lpm(IndexedPolicy):
@@ -30,7 +24,6 @@ class Lpm(IndexedPolicy):
     Options = LpmOptions
 
     def __init__(self, options: LpmOptions, context: PluginContext) -> None:
-        longest = context.model.context_length if context.model else 1 << 20
-        charge = longest / options.max_overtakes
+        each = charge(options, context)
         self.max_overtakes = options.max_overtakes
-        super().__init__(context.page_size, lambda request: request.arrival * charge)
+        super().__init__(context.page_size, lambda request: request.arrival * each)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from phloem.interfaces import PluginContext
 from phloem.request import Request, State
 
+from ._bounded import BoundedOptions
 from ._ranked import RankedQueue
 
 
-class RoutingKeyOptions(BaseModel):
+class RoutingKeyOptions(BoundedOptions):
     """Options of `schedule: {use: routing-key}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_overtakes: int = Field(default=512, ge=1)
-    """No request is overtaken by more than this many later ones."""
 
 
 class RoutingKey:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from phloem.interfaces import PluginContext
 
+from ._bounded import BoundedOptions, charge
 from ._indexed import IndexedPolicy
 
 
-class ShortestPrefillOptions(BaseModel):
+class ShortestPrefillOptions(BoundedOptions):
     """Options of `schedule: {use: shortest-prefill}`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    max_overtakes: int = Field(default=512, ge=1)
-    """No request is overtaken by more than this many later ones."""
 
 
 class ShortestPrefill(IndexedPolicy):
@@ -28,7 +22,6 @@ class ShortestPrefill(IndexedPolicy):
     Options = ShortestPrefillOptions
 
     def __init__(self, options: ShortestPrefillOptions, context: PluginContext) -> None:
-        longest = context.model.context_length if context.model else 1 << 20
-        charge = longest / options.max_overtakes
+        each = charge(options, context)
         self.max_overtakes = options.max_overtakes
-        super().__init__(context.page_size, lambda request: request.arrival * charge + len(request.tokens))
+        super().__init__(context.page_size, lambda request: request.arrival * each + len(request.tokens))
