@@ -131,6 +131,13 @@ class ProgramBody(AppendBody):
                                param=there[1][0])  # fmt: skip
         return there[0][1] if there else None
 
+    def check(self, service: Service, *, required: bool) -> None:
+        """Refuse what cannot be appended, and a first operation that cannot be done. Raises RequestError."""
+        super().check(service, required=required)
+        first = self.first
+        if first is not None and not isinstance(first, GenerateBody):
+            first.check()
+
 
 class DeleteBody(Body):
     """POST /v1/programs/delete."""

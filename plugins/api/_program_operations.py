@@ -45,10 +45,9 @@ class Operations:
         return json_response(await unless_gone(request.receive, self.result(state, body)))
 
     async def result(self, state: State, body: Operation) -> dict[str, Any]:
-        """The whole answer of an operation."""
+        """The whole answer of an operation whose body has been checked."""
         if isinstance(body, GenerateBody):
             return await self._runner.generate(state, native_params(body.sampling_params or {}), body.way)
-        body.check()
         if isinstance(body, SelectBody):
             method = METHODS[0] if body.method is None else body.method
             temperature = body.temperature or 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ class TreeLease:
         self.lows = lows  # per component, where what it protects begins
 
 
-class TreeCache:
+class TreeCache(ABC):
     """Shares every published prefix, to the page. Structure after RadixAttention (Zheng et al., arXiv 2312.07104).
 
     A match costs O(nodes on the path) plus a few C-level compares each; a lease or release O(nodes whose state
@@ -68,9 +69,9 @@ class TreeCache:
         self._listeners: tuple[CacheListener, ...] = ()
 
     @classmethod
+    @abstractmethod
     def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
         """The pools, one for each component."""
-        raise NotImplementedError
 
     # --- matches and leases
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from phloem.pool import SlotPool
 from ._tree import Node, Tree
 
 
-class Component:
+class Component(ABC):
     """One state group of one tree: its entry `node.states[index]`, its pool, its order of eviction.
 
     Slots that leave the tree are gathered and go back to the pool together, by `flush`: a rule that raises in the
@@ -28,81 +29,82 @@ class Component:
 
     # --- what a match may use, and what a lease protects
 
+    @abstractmethod
     def reach(self, bottom: Node, end: int) -> int:
         """The longest prefix of at most `end` tokens, on the path to `bottom`, that this group can go on from.
 
         `bottom` holds the last of the `end` tokens. O(nodes looked at).
         """
-        raise NotImplementedError
 
     def ends(self, node: Node) -> bool:
         """Whether a match can end within this node."""
         return True
 
+    @abstractmethod
     def lock(self, node: Node) -> int:
         """Protect what a lease that ends at `node` needs; returns where that begins. May split nodes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unlock(self, node: Node, low: int, now: int | None) -> None:
         """Undo a `lock` that began at `low`; `now` where a request ends here, None where it goes on elsewhere."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gather(self, node: Node, low: int, start: int) -> IntArray:
         """Slots of the tokens from `start` to the end of `node`, new; -1 for those before `low`. Node boundaries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def touch(self, node: Node, now: int) -> None:
         """A match ended at `node`; the nodes' own recency is refreshed already."""
-        raise NotImplementedError
 
     # --- what comes and goes
 
+    @abstractmethod
     def fill(self, node: Node, slots: IntArray) -> None:
         """The state of a new node; `slots` are the publisher's, all -1 where it had none any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
         """Somebody published what is in the tree: `slots` of the consecutive `nodes`. True if a match may grow."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self, upper: Node, lower: Node) -> None:
         """See `Tree.split`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop(self, node: Node) -> None:
         """The node leaves the tree."""
-        raise NotImplementedError
 
     # --- eviction
 
+    @abstractmethod
     def ready(self, node: Node) -> None:
         """The node is an unlocked leaf now."""
 
+    @abstractmethod
     def pop(self) -> Node | None:
         """The node whose state goes next, out of the order of eviction; None if nothing may."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bury(self, node: Node) -> None:
         """Free the state of a node that stays in the tree."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clear(self) -> None:
         """Everything that no lease protects is about to go: forget the order of eviction."""
-        raise NotImplementedError
 
+    @abstractmethod
     def counts(self) -> CacheCounts:
         """Slots that may be evicted, and slots that leases protect. O(1)."""
-        raise NotImplementedError
 
     # --- for `check()`
 
+    @abstractmethod
     def slots(self, node: Node) -> IntArray | None:
         """The slots at a node."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check(self, ends: Sequence[tuple[Node, int]]) -> None:
         """Recount everything; `ends` are (node, low) of all leases. Raises AssertionError."""
-        raise NotImplementedError
 
     # --- shared
 

@@ -199,6 +199,9 @@ class Window(Component):
         if node.states[self.index] is not None:
             self.bury(node)
 
+    def ready(self, node: Node) -> None:
+        """Its run has been a candidate since no lease needed it."""
+
     def pop(self) -> Node | None:
         """A node whose run no lease needs."""
         run = self.heap.pop()
