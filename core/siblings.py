@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
+from .ranked import RankedQueue
 from .request import Request
 
 
@@ -16,41 +15,27 @@ class Siblings:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, dict[Request, None]] = {}
-        self._shortest: dict[str, list[tuple[int, int, int, Request]]] = {}  # lazy: may hold requests that have left
-        self._serial = 0  # makes entries comparable
+        self._groups: dict[str, RankedQueue] = {}
 
     def add(self, request: Request) -> None:
         """A request waits in the queue from now on."""
         name = request.call.group
         if name is not None:
-            members = self._groups.setdefault(name, {})
-            members[request] = None
-            heap = self._shortest.setdefault(name, [])
-            self._push(heap, request)
-            if len(heap) > 2 * len(members) + 8:
-                heap.clear()
-                for member in members:
-                    self._push(heap, member)
-
-    def _push(self, heap: list[tuple[int, int, int, Request]], request: Request) -> None:
-        self._serial += 1
-        heappush(heap, (len(request.tokens), request.arrival, self._serial, request))
+            self._groups.setdefault(name, RankedQueue(lambda request: len(request.tokens))).add(request)
 
     def remove(self, request: Request) -> None:
         """It has left the queue."""
         name = request.call.group
-        if name is not None and name in self._groups:
-            self._groups[name].pop(request, None)
-            if not self._groups[name]:
-                del self._groups[name], self._shortest[name]
+        queue = self._groups.get(name) if name is not None else None
+        if name is not None and queue is not None and request in queue:
+            queue.remove(request)
+            if not len(queue):
+                del self._groups[name]
 
     def turn(self, request: Request) -> Request | None:
         """Whose turn it is in the place of `request`; None if all of its group have left the queue."""
         name = request.call.group
         if name is None:
             return request
-        heap, members = self._shortest.get(name, []), self._groups.get(name, {})
-        while heap and (heap[0][3] not in members or heap[0][0] != len(heap[0][3].tokens)):
-            heappop(heap)
-        return heap[0][3] if heap else None
+        queue = self._groups.get(name)
+        return queue.first() if queue is not None else None

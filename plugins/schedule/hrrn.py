@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from phloem.interfaces import PluginContext
+from phloem.ranked import RankedQueue
 from phloem.request import Request, State
 
 from ._bounded import BoundedOptions
 from ._indexed import IndexedPolicy
-from ._ranked import RankedQueue
 
 _CLASSES = 16  # of service times, per octave
 _LOOKS = 32  # requests whose class is renewed in one step

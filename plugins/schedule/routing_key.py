@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from phloem.interfaces import PluginContext
+from phloem.ranked import RankedQueue
 from phloem.request import Request, State
 
 from ._bounded import BoundedOptions
-from ._ranked import RankedQueue
 
 
 class RoutingKeyOptions(BoundedOptions):

@@ -32,13 +32,13 @@ PARTS = {
         ("constraint", "grammars", "compiling", "compile_process", "compile_worker", "thinking", "parsing"),
     ),
     # Choices, scoring, what outlives a request, and what is pinned.
-    "programs": (465, ("choosing", "growing", "scoring", "holds", "pins", "siblings")),
+    "programs": (450, ("choosing", "growing", "scoring", "holds", "pins", "siblings")),
     # The loop queues a few words, the rest is on a thread of its own; mirrors are for programs that have no engine.
     "events": (390, ("events", "feed", "mirror")),
     # What is proposed, how much of it pays at the present batch, and drafters that fail or hang.
     "drafts": (560, ("drafting", "drafts", "draft_cost", "draft_size", "deadline")),
     # Lazy orders, requests that wait for a prefix in the making, and what requests will still write.
-    "queue": (260, ("waiting", "parking", "policies", "foresight")),
+    "queue": (300, ("waiting", "parking", "policies", "ranked", "foresight")),
 }
 FILE_LINES = 450
 FUNCTION_LINES = 60
