@@ -202,3 +202,24 @@ def test_bytes_are_split(tiny_model: Callable[[str], Path]) -> None:
             if cache == "swa":
                 assert " tokens of window 16 x " in running.core.parts.memory
     assert tokens["swa"] > 2.5 * tokens["radix"], "one layer of three keeps everything"
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn", "priority"])
+def test_choices_are_scored_behind_windows_under_any_policy(
+    tiny_model: Callable[[str], Path], arch: str, policy: str
+) -> None:
+    """Trees of choices, cold and warm, between requests that write, score as where nothing is shared or given back."""
+    folder, count = tiny_model(arch), 6
+    texts = prompts(6, low=WINDOW - 2, high=3 * WINDOW, shared=WINDOW // 2)
+    choices = [[5, 6, 7], [5, 6], [5, 6, 8, 9], [7], [8, 5]]
+    with engine(folder, cache={"use": "chunk", "tokens": 4096}) as running:
+        alone = [running.score(text, choices) for text in texts]
+    for page in (1, 4):
+        made = scarce(page, schedule={**SCARCE["schedule"], "use": policy})
+        with engine(folder, **made) as running:
+            for _ in ("cold", "warm"):
+                for text, expected in zip(texts, alone, strict=True):
+                    for mine, theirs in zip(running.score(text, choices), expected, strict=True):
+                        assert mine == pytest.approx(theirs, abs=1e-4)
+                serve(running, folder, texts, count)
