@@ -140,7 +140,8 @@ class CacheSection(PluginSection):
     """Slots of the KV pool, in tokens; wins over `size`."""
     window_every: Annotated[Size, Field(ge=1)] = 2048
     """Where layers with a window have a pool of their own (`swa`, `chunk`): besides what running requests need, it
-    keeps one window for every so many tokens of the pool. Ended conversations are about that long, say."""
+    keeps one window for every so many tokens of the pool. An ended request takes up to two: before the end of its
+    prompt and before that of its answer."""
     eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
     key: PluginSection = PluginSection(use="none")

@@ -20,7 +20,7 @@ import numpy as np
 
 from . import windows as win
 from .holds import Holds
-from .interfaces import Cache, CountsUses, Narrows
+from .interfaces import Cache, CountsUses, Lease, Narrows
 from .pool import KVStore, SlotPool, SlotTable
 from .request import Request, State
 
@@ -164,8 +164,12 @@ class Ledger:
         """Offer the first `length` computed tokens for sharing; the row then names the cache's slots."""
         lease = request.lease
         assert lease is not None
-        if length - lease.length < self.page_size:
-            return
+        if length - lease.length >= self.page_size:
+            self._publish(request, length, lease)
+        if length == request.prompt_len:
+            self._expect_again(request)
+
+    def _publish(self, request: Request, length: int, lease: Lease) -> None:
         slots = tuple(table[request.row, :length] for table in self.table.slots)
         gone = [slots[group][lease.length : request.lows[group]] for group, _, _ in self._windows]
         for behind in gone:
@@ -177,6 +181,11 @@ class Ledger:
             np.maximum(kept, 0, out=table[request.row, lease.length : published.lease.length])
         request.lease = published.lease
 
+    def _expect_again(self, request: Request) -> None:
+        """The prompt may be sent again, and is then found to its last token at most: the window before that is used."""
+        if self._windows and self.shares:
+            self.cache.match(request.keys, request.prompt_len - 1, request.namespace)
+
     def release(self, request: Request, *, publish: bool, hold: str | None = None) -> None:
         """Take everything from a request. `publish` keeps its computed tokens in the cache, `hold` locks them there."""
         if request.lease is None:
@@ -184,6 +193,8 @@ class Ledger:
         if publish:
             self.publish(request, min(request.computed, len(request.tokens)))
         self.trim(request, request.lease.length)
+        if request.state is State.FINISHED and request.computed >= request.prompt_len:
+            self._expect_again(request)
         if self._uses is not None:
             found = request.cached_tokens if request.state is State.FINISHED else None
             self._uses.used(request.lease, found or 0, request.call.priority)

@@ -43,7 +43,7 @@ def sizes(
     for group, window in enumerate(windows):
         size = tokens
         if group != guide(windows) and window is not None:
-            kept = -(-(window - 1) * tokens // every)
+            kept = -(-(window - 1) // page) * page * -(-tokens // every)
             size = min(tokens, running * span(window, page) + 2 * step + kept + pinned)
         made.append(-(-size // page) * page)
     return tuple(made)

@@ -152,11 +152,14 @@ class Window(Component):
         return slots
 
     def touch(self, node: Node, now: int) -> None:
-        """The last runs are used by a match, and only those."""
-        at, low = node, max(0, node.end - self.need)
+        """The last runs are used by a match, and only those: a run is split where they begin."""
+        page = self.tree.page_size
+        at, low = node, max(0, node.end - self.need) // page * page
         while at.end > low:
             run: Run | None = at.states[self.index]
             if run is not None:
+                if at.start < low:
+                    self.tree.split(at, low - at.start)
                 run.last_access, run.level = now, self.tree.level
                 if not run.locks:
                     self.heap.offer(run)

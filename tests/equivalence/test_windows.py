@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support import WINDOW
 from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
 from phloem import Engine
 from phloem.errors import ConfigError
+from phloem.request import Namespace
 
 # A pool for windows with room for three running requests and hardly anything else, beside 4,096 full slots.
 SCARCE: dict[str, Any] = {
@@ -137,6 +139,26 @@ def test_the_promise_with_a_scarce_pool(tiny_model: Callable[[str], Path]) -> No
         for text in reversed(kept[-6:]):
             (result,) = serve(running, folder, [[*text, 5]], 2)
             assert result.usage.cached_tokens == len(text) - 1
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_a_prompt_sent_again_is_found(tiny_model: Callable[[str], Path], page: int) -> None:
+    """As many conversations as the pool promises two windows each: their prompts are found, and their ends."""
+    folder, count, every = tiny_model("gemma3"), 20, 512
+    cache = {"use": "swa", "tokens": 4096, "page_size": page, "window_every": every}
+    schedule = {"max_running": 1, "max_tokens_per_step": 16, "chunk": 16}
+    texts = prompts(12, low=64, high=99, shared=0)
+    with engine(folder, cache=cache, schedule=schedule) as running:
+        ended = [[*text, *running.generate(text, greedy(count)).token_ids] for text in texts]
+        newest, find = 4096 // every // 2, running.core.ledger.cache.peek
+        assert window_group(running)["total"] < 12 * 2 * WINDOW, "not all of them can be"
+        for text, whole in list(zip(texts, ended, strict=True))[-newest:]:
+            assert find(array("i", text), len(text) - 1, Namespace()) == (len(text) - 1) // page * page
+            assert find(array("i", whole), len(whole), Namespace()) == (len(whole) - 1) // page * page
+        for text, whole in list(zip(texts, ended, strict=True))[-3:]:
+            again, turn = serve(running, folder, [text, [*whole, 5]], 4)
+            assert again.usage.cached_tokens == (len(text) - 1) // page * page
+            assert turn.usage.cached_tokens == (len(whole) - 1) // page * page
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "mistral"])

@@ -200,7 +200,8 @@ def test_a_match_refreshes_its_own_window_only() -> None:
     rig.put(text(40))
     rig.put(text(40, first=1))
     rig.cache.match(text(20), 20, HERE)
-    rig.cache.evict(80 - 20, WINDOW)
+    rig.cache.evict(80 - (W - 1), WINDOW)
+    assert rig.used(WINDOW) == W - 1
     assert rig.has(text(20)) == 20
     assert rig.has(text(40)) == 20
     assert rig.has(text(40, first=1)) == 0
