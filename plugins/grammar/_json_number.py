@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from ._json_regex import any_of, naturals
+from ._json_regex import ANY_PLACES, PLACES, any_of, naturals
+
+_MORE = f"[0-9]{{0,{PLACES - 1}}}"
 
 
 def exact(number: float) -> Decimal:
@@ -47,7 +49,7 @@ def _split(value: Decimal) -> tuple[int, str]:
 
 def _any_fraction(low: int, high: int | None) -> str | None:
     whole = naturals(low, high)
-    return None if whole is None else rf"{whole}(?:\.[0-9]+)?"
+    return None if whole is None else rf"{whole}(?:\.{ANY_PLACES})?"
 
 
 def _with_fraction(whole: str, low: str, high: str | None, above: bool, below: bool) -> str | None:
@@ -64,9 +66,9 @@ def _digits(low: str, high: str | None, above: bool, below: bool) -> tuple[str |
     """
     bare = not low and not above and not (high == "" and below)
     if not low and high is None:
-        return ("0*[1-9][0-9]*" if above else "[0-9]+"), bare
+        return (f"0{{0,{PLACES - 1}}}[1-9]{_MORE}" if above else ANY_PLACES), bare
     if high == "":
-        return (None if low or above or below else "0+"), bare
+        return (None if low or above or below else f"0{{1,{PLACES}}}"), bare
     first, last = int(low[:1] or 0), 9 if high is None else int(high[0])
     if first > last:
         return None, bare
@@ -75,7 +77,7 @@ def _digits(low: str, high: str | None, above: bool, below: bool) -> tuple[str |
         return _behind(first, *_digits(low[1:], rest, above, below)), bare
     parts = [_behind(first, *_digits(low[1:], None, above, False))]
     if last - first > 1:
-        parts.append(f"[{first + 1}-{last - 1}][0-9]*")
+        parts.append(f"[{first + 1}-{last - 1}]{_MORE}")
     parts.append(_behind(last, *_digits("", rest, False, below)))
     return any_of(parts), bare
 

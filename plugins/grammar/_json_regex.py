@@ -11,8 +11,12 @@ from ._regex import literal
 
 # One character of a string, escaped only where JSON demands it (and `\/`, which models write).
 CHAR = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u00[01][0-9a-fA-F]))'
-_NATURAL = "(?:0|[1-9][0-9]*)"
-NUMBER = rf"-?{_NATURAL}(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+# Digits of a number that no bound ends. More say nothing: these hold every 64-bit integer, and tell any two doubles
+# apart. Models like to repeat a digit, and without an end they do so until their tokens run out.
+WHOLE, PLACES = 20, 17
+_NATURAL = f"(?:0|[1-9][0-9]{{0,{WHOLE - 1}}})"
+ANY_PLACES = f"[0-9]{{1,{PLACES}}}"
+NUMBER = rf"-?{_NATURAL}(?:\.{ANY_PLACES})?(?:[eE][+-]?[0-9]{{1,3}})?"
 _MONTH_DAY = (
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -141,7 +145,7 @@ def naturals(least: int, most: int | None) -> str | None:
         low = first if digits == len(first) else "1" + "0" * (digits - 1)
         parts.append(_between(low, last if digits == len(last) else "9" * digits))
     if most is None:
-        parts.append(f"[1-9][0-9]{{{len(first)},}}")
+        parts.append(f"[1-9][0-9]{{{len(first)},{max(len(first), WHOLE - 1)}}}")
     return any_of(parts)
 
 

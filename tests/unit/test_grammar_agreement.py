@@ -75,6 +75,7 @@ NO_ESCAPES = Difference(
 SHALLOW = Difference("outlines", "forbids", NESTED, "two levels within a value of which the schema says nothing")
 OPEN = Difference("llguidance", "allows", (b",", b", "), "objects are open where `additionalProperties` is absent")
 ZEROS = Difference("llguidance", "forbids", (b"",), "no trailing zeros behind an exclusive bound")
+DIGITS = Difference("llguidance", "allows", (b"0", b"1", b"2", b"10", b"12"), "exponents of any length")
 ASCII = Difference("xgrammar", "forbids", ("é".encode(), b"\xc3", b"\xe4\xb8"), "`\\w` has ASCII letters only")
 BROKEN = Difference("xgrammar", "allows", (*PIECES, b""), "free text of structural tags may have broken characters")
 
@@ -105,7 +106,6 @@ def _schemas() -> Iterator[Case]:
     alike: list[Any] = [
         {"type": "null"},
         {"type": "boolean"},
-        {"type": "number"},
         {"enum": ["a", 1, None, "é"]},
         {"const": "a\nb"},
         {"anyOf": [{"type": "null"}, one]},
@@ -127,6 +127,7 @@ def _schemas() -> Iterator[Case]:
         {"$ref": "#/$defs/x", "$defs": {"x": {"enum": ["ab", "abc"]}}},
     ]
     yield from (Case("json_schema", schema) for schema in alike)
+    yield Case("json_schema", {"type": "number"}, (DIGITS,))
     yield Case("json_schema", {"type": "integer"}, (NEGATIVE_ZERO,))
     yield Case("json_schema", {"type": ["null", "integer"]}, (NEGATIVE_ZERO,))
     yield Case("json_schema", {"type": "string"}, (ESCAPED,))
@@ -138,7 +139,7 @@ def _schemas() -> Iterator[Case]:
     yield Case("json_schema", {"type": "object", "properties": {"a": one}, "required": ["a"]}, (OPEN,))
     yield Case("json_schema", _object({"a": one}) | {"additionalProperties": two}, (ESCAPED,))
     yield Case("json_schema", {"type": "object", "additionalProperties": one}, (ESCAPED,))
-    yield Case("json_object", None, (ESCAPED, SHALLOW))
+    yield Case("json_object", None, (ESCAPED, SHALLOW, DIGITS))
 
 
 def _tags() -> Iterator[Case]:

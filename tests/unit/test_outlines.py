@@ -434,3 +434,18 @@ def test_sizes_are_counted_with_counts_written_out() -> None:
     assert expanded_size(r"[a\]]{2,5}\p{Nd}\u{22}") == 7
     assert expanded_size("a{3,}") == 4
     assert expanded_size("((a{10}){10}){10}") == 1000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "longest", "endless"),
+    [
+        (rx.NUMBER, f"-{2**64}.{'1' * 17}e-308", ("1" * 21, f"0.{'0' * 18}", "1e1000")),
+        (number(Decimal(0), Decimal("1.5"), above=True), f"1.4{'9' * 16}", (f"0.{'3' * 40}", f"0.{'0' * 40}1")),
+        (number(Decimal(7), None), f"{2**64}.{'1' * 17}", ("1" * 21, f"8.{'0' * 18}", f"7.{'0' * 18}")),
+        (rx.integer(None, 5), f"-{2**64}", (f"-{'1' * 21}",)),
+        (rx.integer(10**30, None), str(10**30 + 1), ("1" * 40,)),
+    ],
+)
+def test_numbers_end(pattern: str, longest: str, endless: tuple[str, ...]) -> None:
+    assert re.fullmatch(pattern, longest)
+    assert not any(re.fullmatch(pattern, text) for text in endless)
