@@ -77,7 +77,7 @@ def run_pairs(engine: Engine, calls: Sequence[Sequence[Call]], salt: str) -> lis
         spent.append(watch.seconds["draft"] - before)
         return wave
 
-    kept, engine.core.scheduler.propose = engine.core.scheduler.propose, watch.timed(drafting.propose, "draft")
+    kept, engine.core.scheduler.propose = engine.core.scheduler.propose, watch.timed(drafting.propose_all, "draft")
     try:
         done = in_turns(len(calls), lambda i: masked(engine, calls[i], f"{salt}/{i}/none"), drafted)
     finally:

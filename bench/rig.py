@@ -51,7 +51,7 @@ class Rig:
         holds = Holds(cache, 0, idle_s=0.0)
         self.ledger = Ledger(cache, [slots], kv, holds, rows=limits["max_running"], context=min(pool, context))
         section = ScheduleSection.model_validate(limits)
-        self.scheduler = Scheduler(self.ledger, made, section, lambda r, n: None, lambda r: False, 0)
+        self.scheduler = Scheduler(self.ledger, made, section, lambda wants: [None for _ in wants], lambda r: False, 0)
         self.written: Callable[[Request], int] = lambda request: 7  # the token that a request samples
         self.ends: Callable[[Request], bool] = lambda request: False  # before its limit
         self.arrivals = self.prefilled = self.recomputed = self.finished = self.generated = 0

@@ -83,7 +83,7 @@ def build_parts(config: Config) -> Parts:
     attention = _attention(config, model.spec, make)
     able = all("tree_mask" in getattr(part, "capabilities", ()) for part in (attention, model))
     trees = able and all(group.draft == "tree" for group in model.spec.groups)
-    scheduler = Scheduler(ledger, policy, limits, drafting.propose, host_bound, config.engine.draft_tokens, trees)
+    scheduler = Scheduler(ledger, policy, limits, drafting.propose_all, host_bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
@@ -157,3 +157,4 @@ def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:
 def _served_name(path: str) -> str:
     """What the API calls a model: a known name or hub id as it is, of a file or folder the last part."""
     return Path(path).resolve().name.removesuffix(".gguf") if Path(path).exists() else path
+    drafting.chance = executor.sampler.chance if config.engine.verify == "rejection" else None

@@ -112,7 +112,7 @@ def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -
         except ValueError as reason:
             problems.append(f"{_where(layers, place)}: {dotted(place)}: {reason}")
     if not problems:
-        problems += _unmet(config, _static_providers(config))
+        problems += [*_unmet(config, _static_providers(config)), *_undrawn(config)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -271,6 +271,24 @@ def _unmet(config: Config, providers: _Providers) -> Iterator[str]:
 
 
 def _quote(config: Config, path: KeyPath) -> str:
+def _undrawn(config: Config) -> Iterator[str]:
+    """Why drafts cannot be verified by rejection sampling, where that is asked for (design §6)."""
+    if config.engine.verify != "rejection":
+        return
+    place = f"{_where(config.layers, ('engine', 'verify'))}: engine.verify: rejection"
+    able: list[tuple[str, frozenset[str]]] = [
+        (item.use, getattr(item.plugin, "capabilities", frozenset())) for item in config.spec
+    ]
+    followers = [(use, capabilities) for use, capabilities in able if "leads" not in capabilities]
+    names = ", ".join(use for use, _ in followers) or "none"
+    if len(followers) != 1:
+        yield f"{place} is for one drafter: what several propose is merged, and no draw any more (spec has {names})"
+    elif "drawn" not in followers[0][1]:
+        yield f"{place} is for a drafter that draws what it proposes; '{names}' chooses (it does not declare `drawn`)"
+    if config.engine.seed is not None:
+        yield f"{place} repeats no output, which engine.seed asks for: leave one of them out"
+
+
     use = (*path, "use")
     mark = config.origin(use)[1]
     return f"{mark.place}: {mark.text}" if mark else f"default: {dotted(path)}: {get(config.dump(), use)}"

@@ -251,6 +251,10 @@ class EngineSection(Section):
 
 
 def _known(kind: str, *words: str) -> AfterValidator:
+    verify: Literal["match", "rejection"] = "match"
+    """`match` draws the model's own token and follows a draft where it is the same: seeded outputs repeat.
+    `rejection` is for one drafter that draws what it proposes (`draft`), and accepts more of it at temperatures above
+    0, with the same distribution; requests with a seed are verified by `match`."""
     """Only the server imports these plugins; their names are checked here, against metadata."""
 
     def check(choice: Any) -> Any:

@@ -44,6 +44,8 @@ def _run(executor: Executor, rows: int) -> float:
     groups = tuple(GroupSlots(slots, slots[None].to(torch.int32)) for _ in executor.table.slots)
     tokens = torch.zeros(rows, dtype=torch.int64, device=device)
     batch = Batch(tokens, slots.clone(), groups, slots.clone(), [rows], [rows])
+    if executor.states is not None:
+        batch.states = executor.states.made([-1], [], [])
     begin = time.perf_counter()
     hidden = executor.model.forward(batch, executor.attention.prepare(batch, executor.kv))
     executor.model.logits(hidden).argmax(-1).tolist()
@@ -72,7 +74,17 @@ class VerifyCost:
         return _at(self._drafted, rows)
 
     def worth(self, values: Sequence[float]) -> int:
-        """How many of these nodes to verify; `values` are their chances to be accepted, falling.
+        """How many of these nodes to verify, by `pays`; they are granted."""
+        nodes = self.pays(values)
+        self.grant(nodes)
+        return nodes
+
+    def grant(self, nodes: int) -> None:
+        """So many nodes are in the step being planned."""
+        self._granted += nodes
+
+    def pays(self, values: Sequence[float], each: float = 0.0) -> int:
+        """How many nodes pay; `values` are their chances to be accepted, falling, `each` is what proposing one takes.
 
         As many as bring the most tokens beyond what their time would bring otherwise, at the rate of late. What the
         first draft of a step costs beyond its row is shared by all its requests, as nobody knows who else drafts.
@@ -84,26 +96,28 @@ class VerifyCost:
         best, nodes, sum_ = 0.0, 0, 0.0
         for i, value in enumerate(values, 1):
             sum_ += value
-            won = sum_ - rate * (first + self.drafted_s(base + i) - start)
+            won = sum_ - rate * (first + self.drafted_s(base + i) - start + i * each)
             if won > best:
                 best, nodes = won, i
-        self._granted += nodes
         return nodes
 
-    def measured(self, stats: StepStats) -> None:
-        """A step has been committed. Only those of single tokens and drafts, right after another, tell their time."""
+    def measured(self, stats: StepStats, asking: float = 0.0) -> None:
+        """A step has been committed; asking the drafters took so many seconds of it.
+
+        Only those of single tokens and drafts, right after another, tell their time.
+        """
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._granted = 0
         self.requests, self.rows = max(1, stats.requests), max(1, stats.forward_tokens - stats.draft_tokens)
         if stats.prefill_tokens or self.rows != stats.requests or not stats.decode_tokens:
             return
-        self.observe(stats.requests, stats.draft_tokens, stats.decode_tokens, seconds)
+        self.observe(stats.requests, stats.draft_tokens, stats.decode_tokens, seconds, asking)
 
-    def observe(self, requests: int, nodes: int, tokens: int, seconds: float) -> None:
-        """A step of so many requests and draft nodes wrote so many tokens in so many seconds."""
+    def observe(self, requests: int, nodes: int, tokens: int, seconds: float, asking: float = 0.0) -> None:
+        """A step of so many requests and draft nodes wrote so many tokens in so many seconds, asking included."""
         table = self._drafted if nodes else self._plain
-        ratio = min(2.0, max(0.5, seconds / _at(table, requests + nodes)))
+        ratio = min(2.0, max(0.5, (seconds - asking) / _at(table, requests + nodes)))
         for each in (self._plain, self._drafted):
             each *= ratio**_DRIFT
         low, weight = _place(requests + nodes)

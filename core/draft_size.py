@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .batch import StepStats
 from .draft_cost import VerifyCost
@@ -38,7 +38,8 @@ class _Habit:
 
     tested: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     hits: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
-    seconds: float = 0.0
+    seconds: float = 0.0  # of asking for one request
+    level_s: float = 0.0  # and of that for each level of the draft
 
 
 class Sizer:
@@ -49,6 +50,7 @@ class Sizer:
         self._records: dict[str, dict[str, _Record]] = {}
         self._habits: dict[str, _Habit] = {}
         self._rests: dict[str, int] = {}  # length of a request's text before which it is not asked ahead
+        self._asking = 0.0  # seconds of the step being planned
 
     def skips(self, request: Request, name: str) -> bool:
         """Whether to leave a drafter out this time: asking it is dear, and has been in vain."""
@@ -60,10 +62,22 @@ class Sizer:
         """Nothing is expected of the request's drafters at its present length: it may run ahead without them."""
         return len(request.tokens) < self._rests.get(request.id, 0)
 
-    def took(self, name: str, seconds: float) -> None:
-        """What asking a drafter once has cost."""
+    def took(self, name: str, seconds: float, requests: int = 1, levels: int = 1) -> None:
+        """What asking a drafter for so many requests has cost; the deepest draft had so many levels."""
         habit = self._habit(name)
-        habit.seconds += 0.1 * (seconds - habit.seconds)
+        habit.seconds += 0.1 * (seconds / requests - habit.seconds)
+        habit.level_s += 0.1 * (seconds / requests / levels - habit.level_s)
+        self._asking += seconds
+
+    def pays(self, request: Request, name: str, budget: int) -> int:
+        """How many levels to ask for where each costs the drafter a pass; known before there is a draft to look at.
+
+        So what is drawn by chance has no say in what is verified (design §6).
+        """
+        record, habit = self._record(request, name), self._habit(name)
+        usual = (sum(habit.hits) + _PRIOR * UNKNOWN) / (sum(habit.tested) + _PRIOR)
+        chance = min(_SURE, usual * (record.hits + 2.0) / (record.tested + 2.0))
+        return self.cost.pays([chance**level for level in range(1, budget + 1)], habit.level_s)
 
     def judged(self, request: Request, name: str, draft: Draft, chain: Sequence[int]) -> Draft:
         """The proposal with chances in place of the drafter's own confidence."""
@@ -71,10 +85,17 @@ class Sizer:
         record.length, record.chain, record.draft = len(request.tokens), tuple(chain), draft
         own = (record.hits + 2.0) / (record.tested + 2.0)
         chances = [min(_SURE, _habitual(habit, each) * own) for each in draft.confidence or [UNKNOWN] * len(draft)]
-        return Draft(draft.tokens, draft.parents, draft.probs, draft.forced, tuple(chances))
+        return replace(draft, confidence=tuple(chances))
 
     def cut(self, request: Request, names: Sequence[str], draft: Draft | None, budget: int) -> Draft | None:
-        """The most valuable nodes of what the drafters `names` proposed, as many as pay; the likeliest path first."""
+        """The most valuable nodes of what the drafters `names` proposed, as many as pay; the likeliest path first.
+
+        What was drawn for rejection sampling stays as it is: `pays` has sized it.
+        """
+        if draft is not None and draft.drawn is not None:
+            self.cost.grant(len(draft))
+            self._note(request, names, True)
+            return draft
         kept = self._pick(draft, budget) if draft else []
         self._note(request, names, bool(kept))
         if draft is None or not kept:
@@ -85,7 +106,8 @@ class Sizer:
 
     def measured(self, stats: StepStats) -> None:
         """A step has been committed."""
-        self.cost.measured(stats)
+        asking, self._asking = self._asking, 0.0
+        self.cost.measured(stats, asking)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""

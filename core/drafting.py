@@ -6,9 +6,10 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from .batch import StepStats
 from .deadline import Deadline
 from .draft_size import Sizer
 from .drafts import Draft, merge
+from .draws import Chance, Draws
 from .errors import StepError
-from .interfaces import DraftContext, Drafter, Matcher
+from .interfaces import BatchedDrafter, DraftContext, Drafter, Matcher
 from .request import Request
 
 CANONICAL = "forced text was accepted without asking the model (forcing: canonical)"
@@ -27,21 +29,69 @@ _HANGS = 3  # after so many a drafter is asked no more: each has left a thread b
 _UNCUT = 1 << 20
 
 log = logging.getLogger(__name__)
-Named = Sequence[tuple[str, Drafter]]
+T = TypeVar("T")
+Named = tuple[str, Drafter]
+Want = tuple[Request, int]  # whom to propose for, and the most nodes
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """One request of a step: where its drafters stand, and what they have proposed."""
+
+    request: Request
+    budget: int
+    context: DraftContext
+    matcher: Borrowed | None = None  # stands at the end of the lead
+    lead: Draft | None = None
+    chain: tuple[int, ...] = ()  # the lead, where others continue it
+    room: int = 0  # left of the budget for who follows
+    drafts: list[Draft] = field(default_factory=list)  # of those
+    asked: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """What one drafter is asked for one request."""
+
+    place: _Place
+    context: DraftContext
+    budget: int
+
+    @classmethod
+    def of(cls, place: _Place, budget: int, draws: Draws | None = None) -> _Question:
+        """With a matcher that is lent for this question only."""
+        lender = place.context.matcher
+        matcher = Borrowed(lender) if lender is not None else None
+        return cls(place, replace(place.context, matcher=matcher, draws=draws), budget)
+
+    def take_back(self) -> None:
+        """What was lent."""
+        if isinstance(self.context.matcher, Borrowed):
+            self.context.matcher.close()
+
+    def problem(self, draft: Draft | None, vocab_size: int) -> str | None:
+        """Why an answer cannot be used, or None."""
+        if self.context.draws is not None and (problem := self.context.draws.problem(draft)):
+            return problem
+        if draft is not None and draft.drawn is not None and self.context.draws is None:
+            return "it says what its nodes were drawn from: only what `context.draws` has drawn is taken for drawn"
+        return None if draft is None else draft.problem(vocab_size, self.budget)
 
 
 class Drafting:
-    """All drafters of an engine, in the order of `spec:`, behind one `propose`. Earlier ones have first claim.
+    """All drafters of an engine, in the order of `spec:`, behind one `propose_all`. Earlier ones have first claim.
 
-    With a `sizer` those that follow are given as many nodes as pay, the likeliest first, whoever proposed them.
+    With a `sizer` those that follow are given as many nodes as pay, the likeliest first, whoever proposed them. With a
+    `chance` the drafts of a drafter that can draw are for rejection sampling, where the request allows it.
     """
 
-    def __init__(self, drafters: Named, vocab_size: int) -> None:
+    def __init__(self, drafters: Sequence[Named], vocab_size: int) -> None:
         self.drafters = tuple(drafters)
         self._leaders = [pair for pair in self.drafters if "leads" in _capabilities(pair[1])]
         self._followers = [pair for pair in self.drafters if pair not in self._leaders]
         self.vocab_size = vocab_size
         self.sizer: Sizer | None = None
+        self.chance: Chance | None = None
         self.branches = True  # the model and its kernel take trees; else the likeliest path of each is run
         self.failures: Counter[str] = Counter()
         self.hangs: Counter[str] = Counter()
@@ -65,88 +115,146 @@ class Drafting:
         return any(request.matcher is not None or "constrained" not in _capabilities(drafter) for drafter in left)
 
     def propose(self, request: Request, budget: int) -> Draft | None:
-        """One tree of at most `budget` nodes from all drafters, or None. Called once per decode segment and step."""
-        if not self._able(request):
+        """For one request."""
+        return self.propose_all([(request, budget)])[0]
+
+    def propose_all(self, wants: Sequence[Want]) -> list[Draft | None]:
+        """For each request one tree of at most so many nodes from all drafters, or None. Called once a step."""
+        places = [
+            _guarded(request, partial(self._led, request, budget)) if self._able(request) else None
+            for request, budget in wants
+        ]
+        for name, drafter in self._followers:
+            self._follow(name, drafter, [place for place in places if place is not None and place.room > 0])
+        return [
+            _guarded(place.request, partial(self._joined, place)) if place is not None else None for place in places
+        ]
+
+    def _led(self, request: Request, budget: int) -> _Place:
+        """Ask who leads, and go to the end of their chain, if it is one."""
+        parameters = (request.id, request.tokens, request.prompt_len, request.namespace, request.matcher)
+        place = _Place(request, budget, DraftContext(*parameters, request.params))
+        leads = []
+        for name, drafter in self._leaders:
+            if name not in request.drafters_off:
+                leads += [one for _, one in self._asked(name, drafter, [_Question.of(place, budget)]) if one]
+        place.lead = lead = merge(leads, budget) or None
+        if not self._followers:
+            return place
+        place.room = budget - len(lead or ())
+        place.chain = lead.tokens if lead is not None and lead.is_chain and place.room > 0 else ()
+        place.matcher = Borrowed(request.matcher) if request.matcher is not None else None
+        tokens = request.tokens + array("i", place.chain) if place.chain else request.tokens  # no copy for nothing
+        place.context = replace(place.context, tokens=tokens, matcher=place.matcher, chain=len(place.chain))
+        if place.matcher is not None and not all(map(place.matcher.accept, place.chain)):
+            raise ValueError("it refuses what it has accepted")
+        return place
+
+    def _follow(self, name: str, drafter: Drafter, places: Sequence[_Place]) -> None:
+        """Ask one drafter about all requests of a step, at once if it can, and keep what it proposes."""
+        sizer, batched = self.sizer, "batched" in _capabilities(drafter)
+        limited = batched or "drawn" in _capabilities(drafter)  # cutting afterwards would be late, or wrong
+        questions = []
+        for place in places:
+            request = place.request
+            if request.error is not None or name in request.drafters_off:
+                continue
+            if sizer is not None and sizer.skips(request, name):
+                continue
+            paid = sizer.pays(request, name, place.room) if sizer is not None and limited else place.room
+            draws = self._draws(drafter, place, paid)
+            # what pays nothing is asked for a little, to learn whether it would
+            questions.append(_Question.of(place, paid or min(place.room, 2), draws))
+            place.asked.append(name)
+        for group in [questions] if batched else [[one] for one in questions]:
+            begin = time.perf_counter()
+            answers = self._asked(name, drafter, group) if group else []
+            if sizer is not None and group:
+                levels = max([max(draft.depths()) for _, draft in answers if draft] or [1])
+                sizer.took(name, time.perf_counter() - begin, len(group), levels)
+            for question, draft in answers:
+                place = question.place
+                if draft and sizer is not None:
+                    draft = sizer.judged(place.request, name, draft, place.chain)
+                place.drafts += [draft] if draft else []
+
+    def _draws(self, drafter: Drafter, place: _Place, budget: int) -> Draws | None:
+        """Where to draw, if the draft is for rejection sampling. Depends on the text alone, as it must."""
+        params = place.request.params
+        if self.chance is None or "drawn" not in _capabilities(drafter) or params.seed is not None or params.greedy:
             return None
-        context = DraftContext(
-            request.id, request.tokens, request.prompt_len, request.namespace, request.matcher, request.params
-        )
-        try:
-            draft = self._led(request, context, budget)
-        except Exception as error:  # the grammar's matcher: its state is in doubt
-            request.error = StepError(f"the grammar of {request.id} failed: {error!r}")
+        return Draws(self.chance, self.vocab_size, budget) if budget and place.lead is None else None
+
+    def _joined(self, place: _Place) -> Draft | None:
+        """One tree of the leaders' and the others' proposals."""
+        request, chain, budget, lead = place.request, place.chain, place.budget, place.lead
+        if request.error is not None:
             return None
+        if self.sizer is not None and place.asked:
+            whole = merge(place.drafts, _UNCUT) if place.drafts else None
+            rest = self.sizer.cut(request, place.asked, whole, place.room)
+        else:
+            rest = merge(place.drafts, place.room) if place.drafts else None
+        if place.matcher is not None:
+            place.matcher.restore()
+        if rest and chain:
+            rest = rest.behind(chain)
+        draft = merge([one for one in (lead, rest) if one], budget) or None
         if draft is not None and not self.branches and not draft.is_chain:
             draft = draft.picked(draft.likeliest())
         if draft is not None and draft.forced and CANONICAL not in request.notes:
             request.notes.append(CANONICAL)
         return draft
 
-    def _led(self, request: Request, context: DraftContext, budget: int) -> Draft | None:
-        """The leaders' draft, and behind its end what the others propose there."""
-        lead = merge(self._proposals(self._leaders, request, context, budget), budget) or None
-        if not self._followers or (room := budget - len(lead or ())) < 1:
-            return lead
-        chain = lead.tokens if lead is not None and lead.is_chain else ()
-        matcher = Borrowed(request.matcher) if request.matcher is not None else None
-        tokens = context.tokens + array("i", chain) if chain else context.tokens  # no copy of a text for nothing
-        context = replace(context, tokens=tokens, matcher=matcher, chain=len(chain))
-        if matcher is not None and not all(map(matcher.accept, chain)):
-            raise ValueError("it refuses what it has accepted")
-        rest = self._sized(request, context, room)
-        if matcher is not None:
-            matcher.restore()
-        return merge([one for one in (lead, rest.behind(chain) if rest and chain else rest) if one], budget) or None
+    def _asked(self, name: str, drafter: Drafter, questions: list[_Question]) -> list[tuple[_Question, Draft | None]]:
+        """The answers that can be used, without what the grammar refuses and what could not be written.
 
-    def _sized(self, request: Request, context: DraftContext, budget: int) -> Draft | None:
-        """What the followers propose together, as much of it as pays."""
-        sizer = self.sizer
-        if sizer is None:
-            return merge(self._proposals(self._followers, request, context, budget), budget) or None
-        asked = [pair for pair in self._followers if not sizer.skips(request, pair[0])]
-        drafts = self._proposals(asked, request, context, budget)
-        whole = merge(drafts, _UNCUT) if drafts else None
-        return sizer.cut(request, [name for name, _ in asked], whole, budget)
+        What was drawn stays whole: where such a node goes, rejection sampling goes wrong.
+        """
+        problem, drafts = self._call(name, drafter, questions)
+        answers: list[tuple[_Question, Draft | None]] = []
+        for question, draft in zip(questions, drafts, strict=True):
+            request, draws = question.place.request, question.context.draws
+            _guarded(request, question.take_back)
+            try:
+                reason = problem or question.problem(draft, self.vocab_size)
+            except Exception as error:  # it is no draft at all
+                reason = f"{type(error).__name__}: {error}"
+            if reason is not None:
+                self._switch_off(name, request, reason)
+            if draws is not None:
+                draft = draws.close()
+            elif reason is not None:
+                draft = None
+            elif draft is not None:
+                draft = _guarded(request, partial(_allowed, draft, question.place.context.matcher, request.stop_ids))
+            answers.append((question, draft))
+        return answers
 
-    def _proposals(self, drafters: Named, request: Request, context: DraftContext, budget: int) -> list[Draft]:
-        """What some drafters propose, without what the grammar refuses and what could not be written."""
-        drafts = []
-        for name, drafter in drafters:
-            if name in request.drafters_off:
-                continue
-            matcher = Borrowed(context.matcher) if context.matcher is not None else None
-            begin = time.perf_counter()
-            draft = self._ask(name, drafter, request, replace(context, matcher=matcher), budget)
-            if matcher is not None:
-                matcher.close()
-            draft = draft and _allowed(draft, context.matcher, request.stop_ids)
-            if self.sizer is not None and (name, drafter) in self._followers:
-                self.sizer.took(name, time.perf_counter() - begin)
-                chain = context.tokens[len(context.tokens) - context.chain :]
-                draft = self.sizer.judged(request, name, draft, chain) if draft else None
-            drafts += [draft] if draft else []
-        return drafts
-
-    def _ask(self, name: str, drafter: Drafter, request: Request, context: DraftContext, budget: int) -> Draft | None:
+    def _call(
+        self, name: str, drafter: Drafter, questions: Sequence[_Question]
+    ) -> tuple[str | None, Sequence[Draft | None]]:
+        """Why there is no answer, or None; and the answers."""
+        nothing = [None] * len(questions)
+        if self.hangs[name] >= _HANGS:
+            return "it has hung too often", nothing
         thread = self._threads.get(name)
-        problem: str | None = "it has hung too often" if self.hangs[name] >= _HANGS else None
-        draft: Draft | None = None
         try:
-            if problem is None:
-                ask = partial(drafter.propose, context, budget)
-                draft = ask() if thread is None else thread.call(ask)
-                problem = draft.problem(self.vocab_size, budget) if draft is not None else None
+            ask = partial(_ask, drafter, questions)
+            drafts: Sequence[Draft | None] = ask() if thread is None else thread.call(ask)
         except TimeoutError as error:
             self.hangs[name] += 1
-            problem = str(error)
+            return str(error), nothing
         except Exception as error:  # a stranger's code: its failure must not be the request's
-            problem = f"{type(error).__name__}: {error}"
-        if problem is None:
-            return draft
+            return f"{type(error).__name__}: {error}", nothing
+        if len(drafts) != len(questions):
+            return f"{len(drafts)} answers to {len(questions)} questions", nothing
+        return None, drafts
+
+    def _switch_off(self, name: str, request: Request, problem: str) -> None:
         self.failures[name] += 1
         request.drafters_off.add(name)
         log.warning("drafter %s is switched off for request %s: %s", name, request.id, problem)
-        return None
 
     def measured(self, stats: StepStats) -> None:
         """A step has been committed. Called once a step."""
@@ -167,6 +275,22 @@ class Drafting:
 
 def _capabilities(drafter: Drafter) -> frozenset[str]:
     return getattr(drafter, "capabilities", frozenset())
+
+
+def _ask(drafter: Drafter, questions: Sequence[_Question]) -> Sequence[Draft | None]:
+    contexts, budgets = [one.context for one in questions], [one.budget for one in questions]
+    if "batched" in _capabilities(drafter):
+        return cast(BatchedDrafter, drafter).propose_all(contexts, budgets)
+    return [drafter.propose(*pair) for pair in zip(contexts, budgets, strict=True)]
+
+
+def _guarded(request: Request, work: Callable[[], T]) -> T | None:
+    """What `work` comes to. Should the grammar's matcher fail in it, its state is in doubt, and the request ends."""
+    try:
+        return work()
+    except Exception as error:
+        request.error = StepError(f"the grammar of {request.id} failed: {error!r}")
+        return None
 
 
 class Borrowed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +14,19 @@ class Draft:
     """A tree of proposed continuations of a request's last token.
 
     `tokens[i]` continues the path that ends at node `parents[i]`; -1 is the request's last token. Parents come
-    before their children. `probs[i]`, where given, is the probability with which a drafter that declares `drawn`
-    drew node i. Sibling nodes carry distinct tokens. The first `forced` nodes are a chain from the root that is
-    accepted without asking the target: lossy, so only a drafter that was configured for it says so. `confidence[i]`,
-    where given, is the drafter's own guess of how likely the target is to take node i once it has taken its parent:
-    it may size a draft, and decides nothing.
+    before their children. Sibling nodes carry distinct tokens. The first `forced` nodes are a chain from the root that
+    is accepted without asking the target: lossy, so only a drafter that was configured for it says so.
+    `confidence[i]`, where given, is the drafter's own guess of how likely the target is to take node i once it has
+    taken its parent: it may size a draft, and decides nothing. `drawn[i]`, [vocab] floats that siblings share, is what
+    node i was drawn from, where rejection sampling is to verify the draft: only `Draws` sets it, and only the whole
+    draft, or a beginning of it, keeps it.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    probs: tuple[float, ...] | None = None
     forced: int = 0
     confidence: tuple[float, ...] | None = None
+    drawn: tuple[npt.NDArray[np.floating], ...] | None = field(default=None, compare=False)
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> Draft:
@@ -112,24 +113,24 @@ class Draft:
     def picked(self, nodes: Sequence[int]) -> Draft:
         """Only these nodes, in this order: each behind its parent, which must be among them."""
         place = {node: i for i, node in enumerate(nodes)} | {-1: -1}
-        probs, confidence = (
-            None if values is None else tuple(values[node] for node in nodes)
-            for values in (self.probs, self.confidence)
-        )
+        confidence = None if self.confidence is None else tuple(self.confidence[node] for node in nodes)
         parents = tuple(place[self.parents[node]] for node in nodes)
         forced = next((i for i, node in enumerate(nodes) if i != node or node >= self.forced), len(nodes))
-        return Draft(tuple(self.tokens[node] for node in nodes), parents, probs, forced, confidence)
+        return Draft(tuple(self.tokens[node] for node in nodes), parents, forced, confidence)
 
     def truncated(self, keep: int) -> Draft:
         """The first `keep` nodes; parents precede children, so the rest is still a tree."""
-        return self if keep >= len(self.tokens) else self.picked(range(keep))
+        if keep >= len(self.tokens):
+            return self
+        return replace(self.picked(range(keep)), drawn=None if self.drawn is None else self.drawn[:keep])
 
 
 def merge(drafts: Sequence[Draft], budget: int) -> Draft:
     """One tree from several drafters' proposals, earlier drafters first, cut to `budget` nodes.
 
-    Nodes with equal path are shared. The result carries no probabilities: a merged draft is verified by the target's
-    own sample (design §6). Of a shared node the higher confidence counts; all must give theirs, else there are none.
+    Nodes with equal path are shared. What several have proposed was not drawn (`drawn`): a merged draft is verified by
+    the target's own samples (design §6). Of a shared node the higher confidence counts; all must give theirs, else
+    there are none.
     """
     if len(drafts) == 1:
         return drafts[0].truncated(budget)
@@ -155,4 +156,4 @@ def merge(drafts: Sequence[Draft], budget: int) -> Draft:
             where.append(node)
     forced = min(drafts[0].forced, budget) if drafts else 0
     known = tuple(confidence) if all(draft.confidence is not None for draft in drafts) else None
-    return Draft(tuple(tokens), tuple(parents), None, forced, known)
+    return Draft(tuple(tokens), tuple(parents), forced, known)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .batch import Batch, IntArray
 from .constraint import Constraint, Unenforced
 from .drafts import Draft
+from .draws import Draws
 from .eviction import Eviction as Eviction  # the kinds are looked up by name in this module
 from .eviction import EvictionNode as EvictionNode
 from .feed import Events as Events
@@ -293,7 +294,8 @@ class Drafter(Protocol):
     Raising, or proposing nonsense, switches the drafter off for that request. Capability `leads`: its chain is so
     likely that drafters after it are asked to continue it (their `context.tokens` and `matcher` stand at its end).
     Capability `inline`: `propose` is called on the loop's thread, where nothing can end it, so it promises to return
-    soon. Others are called on a thread of their own, while the loop waits a second at most.
+    soon. Others are called on a thread of their own, while the loop waits a second at most. Capability `drawn`: it
+    draws its nodes where it is given `context.draws`.
     """
 
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
@@ -311,6 +313,7 @@ class Matcher(Protocol):
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """Write the allowed-token bitmask into row [ceil(vocab / 32)], bit t % 32 of word t // 32 set = allowed."""
+    draws: Draws | None = None  # given where rejection sampling will verify: every node is drawn here, and nowhere else
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False (state unchanged) if the grammar forbids it."""
@@ -329,6 +332,16 @@ class Matcher(Protocol):
 
     def fork(self) -> Matcher:
         """An independent copy of the state."""
+class BatchedDrafter(Protocol):
+    """What a drafter with the capability `batched` has besides: one question for all requests of a step.
+
+    Each level of its drafts is taken to cost a pass of its own, so it is asked for as many nodes as pay.
+    """
+
+    def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> Sequence[Draft | None]:
+        """`propose` for each. Called once a step; what it raises switches it off for all of these requests."""
+
+
 
 
 class Grammar(Protocol):

@@ -150,7 +150,7 @@ class EngineCore:
         if self.parts.executor.ahead:
             for segment in plan.segments:
                 segment.request.in_flight += segment.count
-                segment.request.future = segment.samples
+                segment.request.future = segment.samples and segment.draft is None
             launched, self._ahead = self._ahead, launched
         if launched is not None:
             self._commit(launched)

@@ -16,12 +16,13 @@ from torch.nn.utils.rnn import pad_sequence
 from . import cutoffs, filters, noise
 from .batch import Segment
 from .cutoffs import Kept
+from .draws import Chance, Dice, Floats
 from .errors import PhloemError, RequestError, StepError
 from .filters import Span
 from .interfaces import LogitsProcessor
 from .masks import DEAD, Masks
 from .messages import TokenLogprob
-from .verifier import walk
+from .verifier import walk, walk_drawn
 
 # Rows that allow at most this many tokens are sampled from a table of their own. It is where fetching the columns of
 # a head of 49,152 x 576 float32 one by one costs as much as one more row of its product: 0.2 to 0.4 ms either way.
@@ -56,6 +57,7 @@ class Pending:
     logits: torch.Tensor  # [D, vocab] of the rows that need all of theirs
     masks: Masks | None
     spans: list[Span]
+    chance: Chance
     work: _Work | None = None
 
     def put(self, rows: Sequence[int], best: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -77,10 +79,19 @@ class Pending:
         if error is not None:
             return Outcome([], [], error=error if isinstance(error, PhloemError) else StepError(repr(error)))
         own = samples[span.row : span.row + len(span.positions)]
-        tokens, nodes = walk(span.segment.draft, own, span.segment.request.stop_ids)
+        draft, ends = span.segment.draft, span.segment.request.stop_ids
+        if draft is not None and draft.drawn is not None:
+            tokens, nodes = walk_drawn(draft, own, lambda node: self._probabilities(span, node), self.chance, ends)
+        else:
+            tokens, nodes = walk(draft, own, ends)
         if len(tokens) > len(nodes):
             return Outcome(tokens, nodes)
         return Outcome(tokens, nodes, error=self._diagnose(span, nodes[-1] + 1 if nodes else 0))
+
+    def _probabilities(self, span: Span, node: int) -> Floats:
+        """[vocab] float64: what the token after a draft node is drawn from, all filters applied."""
+        scores: Floats = self._scores(span, [node + 1], "processed").double().softmax(-1)[0].cpu().numpy()
+        return scores
 
     def _diagnose(self, span: Span, i: int) -> PhloemError:
         """Why row i of a span could not be sampled."""
@@ -153,8 +164,12 @@ class _Work:
 class Sampler:
     """Turns a step's logits into tokens. Owned by the loop; `start` is called once a step, on its thread."""
 
-    def __init__(self, vocab_size: int, processors: Mapping[str, LogitsProcessor]) -> None:
+    def __init__(
+        self, vocab_size: int, processors: Mapping[str, LogitsProcessor], chance: Chance | None = None
+    ) -> None:
+        """`chance` decides rejection sampling, for drafts that were drawn."""
         self.vocab_size = vocab_size
+        self.chance = chance or Dice()
         self.processors = processors
         self._hashed: torch.Tensor | None = None  # [vocab] int32 on the logits' device
 
@@ -174,7 +189,7 @@ class Sampler:
         pending = Pending(
             torch.zeros(rows, dtype=torch.int64, device=logits.device),
             torch.full((rows,), -math.inf, device=logits.device),  # nothing wins a row that nothing is asked of
-            logits, masks, spans,
+            logits, masks, spans, self.chance,
         )  # fmt: skip
         groups = self._group(spans, masks)
         if sum(span.count for group in groups for span in group) < len(dense):
@@ -288,7 +303,8 @@ def _lay_out(segments: Sequence[Segment]) -> list[Span]:
 def _narrow(spans: Sequence[Span], masks: Masks) -> tuple[list[Span], list[int]]:
     """Leave to `spans` the rows that need all logits: those of few tokens, as spans of their own, and certain rows.
 
-    A request that wants logprobs or has custom processors needs all of every row that can be reached.
+    A request that wants logprobs, has custom processors, or whose draft rejection sampling verifies, needs all of every
+    row that can be reached.
     """
     few: list[Span] = []
     certain: list[int] = []
@@ -297,7 +313,8 @@ def _narrow(spans: Sequence[Span], masks: Masks) -> tuple[list[Span], list[int]]
             continue
         counts = masks.counts[span.row : span.row + len(span.positions)].tolist()
         live = [i for i, count in enumerate(counts) if count > 0]
-        whole = span.params.logprobs is not None or bool(span.params.logits_processors)
+        drawn = span.segment.draft is not None and span.segment.draft.drawn is not None
+        whole = span.params.logprobs is not None or bool(span.params.logits_processors) or drawn
         span.rows = [i for i in live if whole or counts[i] > FEW_TOKENS]
         some = [] if whole else [i for i in live if counts[i] <= FEW_TOKENS]
         sure = [i for i in some if counts[i] == 1 and not filters.needs_edit(span.params, span.positions[i])]

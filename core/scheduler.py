@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .batch import Plan, Segment
@@ -25,14 +25,14 @@ SHARED_PREFIX_TOKENS = 16
 class Scheduler:
     """Owns the waiting and running requests. Plans a step; never computes, never samples.
 
-    `propose(request, budget)` asks the drafters; `host_bound(request)` says that the request's next step needs its
-    last token on the host (a drafter, a grammar, penalties), which keeps it out of a step launched ahead.
+    `propose(wants)` asks the drafters for all requests of a step; `host_bound(request)` says that the request's next
+    step needs its last token on the host (a drafter, a grammar, penalties), which keeps it out of one launched ahead.
     """
 
     ledger: Ledger
     policy: Policy
     limits: ScheduleSection
-    propose: Callable[[Request, int], Draft | None]
+    propose: Callable[[Sequence[tuple[Request, int]]], Sequence[Draft | None]]
     host_bound: Callable[[Request], bool]
     draft_tokens: int
     branches: bool = True  # the attention takes trees of continuations, not only chains
@@ -84,6 +84,7 @@ class Scheduler:
         self.waiting.take_back()
         if self.waiting and self.retractions == retractions and self.policy_error is None:
             self._admit()
+        self._hang_drafts()
         return self._plan
 
     def _plan_decodes(self) -> None:
@@ -101,15 +102,14 @@ class Scheduler:
         start = request.computed + request.in_flight
         room = self.limits.max_tokens_per_step - self._plan.rows
         count = min(self._pending(request), self.limits.chunk, room)
-        if count < 1 or not self._make_room(request, start + count):
-            return
         samples = count == self._pending(request)
-        if samples and request.scoring is not None:
+        if count > 0 and samples and request.scoring is not None:
             self._plan_scoring(request, start, count)
             return
-        draft = self._draft(request, start, count) if samples and not request.future else None
+        if count < 1 or not self._make_room(request, start + count, start + count):
+            return
         owes = request.params.prompt_logprobs is not None and not request.prompt_logprobs_done
-        self._plan.add(Segment(request, start, count, samples, draft, owes, None, request.retractions))
+        self._plan.add(Segment(request, start, count, samples, None, owes, None, request.retractions))
 
     def _plan_scoring(self, request: Request, start: int, count: int) -> None:
         """The last tokens of a prompt, and behind them continuations to score: as many as fit, or none yet."""
@@ -121,7 +121,8 @@ class Scheduler:
             self.running.remove(request)
             self.running.insert(0, request)  # first in the next step, where it fits: arrival saw to that
             tree, count = None, count - 1
-        if count and self._make_room(request, start + count + (tree.nodes if tree else 0)):
+        again = tree is not None and not tree.last  # the prompt's last token is run once more
+        if count and self._make_room(request, start + count + (tree.nodes if tree else 0), start + count - again):
             draft = tree.draft if tree else None
             self._plan.add(Segment(request, start, count, False, draft, False, tree, request.retractions))
 
@@ -134,21 +135,42 @@ class Scheduler:
         """The next token is not known on the host yet, and either its successor needs it or there is none."""
         return request.future and (request.remaining <= 1 or self.host_bound(request))
 
-    def _draft(self, request: Request, start: int, count: int) -> Draft | None:
-        """A draft behind the last `count` tokens of a request, with slots for all of them."""
-        room = self.limits.max_tokens_per_step - self._plan.rows - count
-        # The verified path is followed by one more token, and nothing past the limit may be emitted.
-        budget = min(self.draft_tokens, request.remaining - 1, room)
-        draft = self.propose(request, budget) if budget > 0 else None
-        # drafts never cost another request its slots
-        fits = draft is not None and self.ledger.extend(request, start + count + len(draft))
-        return draft if fits else None
+    def _hang_drafts(self) -> None:
+        """Drafts behind the segments that sample, where rows and slots are left: they cost no request its own.
+
+        A draft that finds less room than its drafter was told loses its last nodes, however it looks, as rejection
+        sampling demands.
+        """
+        room = self.limits.max_tokens_per_step - self._plan.rows
+        sampling = [segment for segment in self._plan.segments if segment.samples and not segment.request.future]
+        slots = self.ledger.available
+        wants = [(segment, min(room, self._budget(segment, slots))) for segment in sampling]
+        wants = [(segment, budget) for segment, budget in wants if budget > 0]
+        drafts = self.propose([(segment.request, budget) for segment, budget in wants]) if wants else []
+        for (segment, _), draft in zip(wants, drafts, strict=True):
+            end, request = segment.start + segment.count, segment.request
+            draft = draft and draft.truncated(self.limits.max_tokens_per_step - self._plan.rows)
+            while draft and not self.ledger.extend(
+                request, end + len(draft), range(end + 1, end + len(draft) + 1), spare=True
+            ):
+                draft = draft.truncated(len(draft) - 1)
+            if draft:
+                segment.draft = draft
+                self._plan.rows += len(draft)
+
+    def _budget(self, segment: Segment, slots: int) -> int:
+        """Most nodes behind a segment: what is accepted is followed by one more token, and none goes past the limit."""
+        request, end = segment.request, segment.start + segment.count
+        return min(self.draft_tokens, request.remaining - 1, slots + request.capacity - end)
 
     # --- memory
 
-    def _make_room(self, request: Request, tokens: int) -> bool:
-        """Extend a running request, giving up holds and retracting others (last of all: itself) until it fits."""
-        while not self.ledger.extend(request, tokens):
+    def _make_room(self, request: Request, tokens: int, done: int) -> bool:
+        """Extend a running request, giving up holds and retracting others (last of all: itself) until it fits.
+
+        `tokens` are run in the next step; after the first `done` of them its state is where it goes on from.
+        """
+        while not self.ledger.extend(request, tokens, [done]):
             if self.ledger.holds.revoke():
                 continue
             victim = self._victim(request)
@@ -261,7 +283,8 @@ class Scheduler:
             if most < least or request.keys[least - 1] != other.keys[least - 1]:
                 continue
             shared = common_prefix(request.keys, other.keys, 0, most)
-            if shared - shared % page >= least and other.computed < shared:
+            whole = shared - shared % page
+            if whole >= least and other.computed < shared and self.ledger.mark(other, whole):
                 self.waiting.park(request, other, shared)
                 return True
         return False

@@ -1,10 +1,13 @@
-"""Default verification (design §6): follow the target's own samples down a draft tree. Exact for any draft."""
+"""Verification of draft trees (design §6): by the target's own samples, or by rejection sampling of what was drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from .drafts import Draft
+from .draws import Chance, Floats
 
 
 def walk(
@@ -33,3 +36,58 @@ def walk(
         nodes.append(child)
         node = child
     return tokens, nodes
+
+
+def walk_drawn(
+    draft: Draft,
+    samples: Sequence[int],
+    target: Callable[[int], Floats],
+    chance: Chance,
+    stop_ids: frozenset[int] = frozenset(),
+) -> tuple[list[int], list[int]]:
+    """`walk` for a draft whose nodes were drawn (`draft.drawn`), by rejection sampling.
+
+    `target(node)` gives the target's probabilities after a node, [vocab], filters applied; it is asked for nodes that
+    are reached only. Where a node has no children its own sample is taken. After Leviathan et al. (2023) and Chen et
+    al. (2023) for one child, Miao et al. (SpecInfer, 2024) for several.
+    """
+    assert draft.drawn is not None, "rejection sampling divides by the probabilities drawn from"
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(draft.parents):
+        children.setdefault(parent, []).append(node)
+    tokens: list[int] = []
+    nodes: list[int] = []
+    node = -1
+    while (token := samples[node + 1]) >= 0:
+        child: int | None = None
+        if node in children:
+            token, child = _try(draft, children[node], target(node), chance)
+        tokens.append(token)
+        if child is None or token in stop_ids:
+            break
+        nodes.append(child)
+        node = child
+    return tokens, nodes
+
+
+def _try(draft: Draft, siblings: Sequence[int], target: Floats, chance: Chance) -> tuple[int, int | None]:
+    """The next token, and the sibling that it is, if any.
+
+    Each in turn is taken with probability p(x) / q(x). If it is not, what is left of p beyond q is the new p, and q
+    loses x, which is not drawn again. So whatever q is, the token is distributed as p.
+    """
+    assert draft.drawn is not None, "checked by the caller"
+    p = np.array(target, dtype=np.float64)
+    q = np.array(draft.drawn[siblings[0]], dtype=np.float64)
+    p /= p.sum()
+    for node in siblings:
+        token = draft.tokens[node]
+        q /= q.sum()
+        if chance.happens(p[token] / q[token]):
+            return token, node
+        rest = np.maximum(p - q, 0.0)
+        total = rest.sum()
+        if total > 0:  # else p and q are equal, and only rounding has refused
+            p = rest / total
+        q[token] = 0.0
+    return chance.pick(p), None

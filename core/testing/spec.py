@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from typing import cast
 
 import pytest
 from pydantic import BaseModel, ConfigDict
 
 from ..drafts import Draft
-from ..interfaces import DraftContext, Drafter, PluginContext
+from ..draws import Dice, Draws
+from ..interfaces import BatchedDrafter, DraftContext, Drafter, PluginContext
 from ..params import SamplingParams
 from ..request import Namespace
 from .plugin import TOY_SPEC, PluginSuite
@@ -48,10 +50,16 @@ class FakeDrafter:
 
 
 def draft_context(
-    tokens: list[int], prompt: int, request_id: str = "call/0", *, salt: str | None = None, chain: int = 0
+    tokens: list[int],
+    prompt: int,
+    request_id: str = "call/0",
+    *,
+    salt: str | None = None,
+    chain: int = 0,
+    draws: Draws | None = None,
 ) -> DraftContext:
     """What a drafter is shown: `tokens`, of which the first `prompt` are the prompt, the last `chain` a leader's."""
-    return DraftContext(request_id, array("i", tokens), prompt, Namespace(salt), None, SamplingParams(), chain)
+    return DraftContext(request_id, array("i", tokens), prompt, Namespace(salt), None, SamplingParams(), chain, draws)
 
 
 class SpecSuite(PluginSuite):
@@ -78,9 +86,35 @@ class SpecSuite(PluginSuite):
                 assert problem is None, problem
                 if "chain" in getattr(self.plugin, "capabilities", ()):
                     assert draft.is_chain, "a drafter that declares `chain` proposes no siblings"
-                if "drawn" in getattr(self.plugin, "capabilities", ()):
-                    assert draft.probs is not None, "a drafter that declares `drawn` reports its probabilities"
             text.append(rng.randrange(alphabet))
+
+    def test_draws_what_it_proposes(self) -> None:
+        """Where it is given `draws`, a drafter that declares `drawn` proposes just what it has drawn there."""
+        if "drawn" not in getattr(self.plugin, "capabilities", ()):
+            pytest.skip("the drafter does not declare `drawn`")
+        drafter, text, drawn = self.drafter(), [1, 2, 3] * 4, 0
+        for budget in (1, 2, 5, 16):
+            draws = Draws(Dice(budget), TOY_SPEC.vocab_size, budget)
+            draft = drafter.propose(draft_context(text, 4, draws=draws), budget)
+            problem = draws.problem(draft)
+            assert problem is None, problem
+            drawn += len(draws)
+            text.append(draft.tokens[0] if draft is not None else budget)
+        assert drawn, "it never drew anything"
+
+    def test_many_at_once_as_one_by_one(self) -> None:
+        """`propose_all` of a drafter that declares `batched` gives each request what `propose` would."""
+        if "batched" not in getattr(self.plugin, "capabilities", ()):
+            pytest.skip("the drafter does not declare `batched`")
+        texts = [[1, 2, 3] * 5, [7], [4, 4, 5] * 6]
+        budgets = [5, 1, 3]
+        contexts = [draft_context(text, 1, f"call/{i}") for i, text in enumerate(texts)]
+        together = cast(BatchedDrafter, self.drafter()).propose_all(contexts, budgets)
+        assert len(together) == len(texts)
+        for context, budget, draft in zip(contexts, budgets, together, strict=True):
+            alone = self.drafter().propose(context, budget)
+            assert (draft and (draft.tokens, draft.parents)) == (alone and (alone.tokens, alone.parents))
+            assert draft is None or draft.problem(TOY_SPEC.vocab_size, budget) is None
 
     def test_only_looks(self) -> None:
         """The text is the engine's and stays as it was."""

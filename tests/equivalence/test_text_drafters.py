@@ -66,7 +66,7 @@ def run_combination(
     assert stats["drafter_failures"] == {}
     if size == "fixed":
         assert stats["accepted_tokens"] > 30
-    if pool == 220 and cache != "swa":
+    if pool == 220 and (cache == "radix" or (cache == "chunk" and folder.name == "llama")):  # no pool for windows
         assert stats["retractions"] > 0
     return stats
 
@@ -250,15 +250,16 @@ def test_abort_between_propose_and_verify(tiny_model: Callable[[str], Path], ove
         scheduler, asked, ended = running.core.scheduler, 0, list[str]()
         propose = scheduler.propose
 
-        def abort(request: Any, budget: int) -> Any:
+        def abort(wants: Any) -> Any:
             nonlocal asked
-            draft = propose(request, budget)
-            asked += 1
-            if asked == steps:
-                call = request.call.call_id
-                ended.append(call)
-                running.core.abort(call)  # heard before the next step: with overlap, while this one is under way
-            return draft
+            drafts = propose(wants)
+            for request, _ in wants:
+                asked += 1
+                if asked == steps:
+                    call = request.call.call_id
+                    ended.append(call)
+                    running.core.abort(call)  # heard before the next step: with overlap, while this one is under way
+            return drafts
 
         scheduler.propose = abort
         results = running.generate(prompts, greedy(COUNT))

@@ -35,8 +35,8 @@ PARTS = {
     "programs": (450, ("choosing", "growing", "scoring", "holds", "pins", "siblings")),
     # The loop queues a few words, the rest is on a thread of its own; mirrors are for programs that have no engine.
     "events": (390, ("events", "feed", "mirror")),
-    # What is proposed, how much of it pays at the present batch, and drafters that fail or hang.
-    "drafts": (560, ("drafting", "drafts", "draft_cost", "draft_size", "deadline")),
+    # What is proposed, how much of it pays at the present batch, drafters that fail or hang, and both verifications.
+    "drafts": (800, ("drafting", "drafts", "draft_cost", "draft_size", "draws", "verifier", "deadline")),
     # Lazy orders, requests that wait for a prefix in the making, and what requests will still write.
     "queue": (300, ("waiting", "parking", "policies", "ranked", "foresight")),
 }

@@ -105,11 +105,6 @@ def test_where_the_model_takes_no_trees_the_likeliest_path_is_run() -> None:
     assert made.propose(request(None), 8) == Draft.chain([A, C])
 
 
-def test_probabilities_survive_where_one_drafter_is_alone() -> None:
-    drawn = Draft((A, B), (-1, 0), probs=(0.5, 0.25))
-    assert drafting(Toy(propose=drawn)).propose(request(), 8) == drawn
-
-
 # --- what the grammar cuts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Bench:
         holds = Holds(cached, 0, idle_s=0.0)
         self.ledger = Ledger(cached, [slots], kv, holds, rows=budgets["max_running"], context=pool)
         self.scheduler = Scheduler(
-            self.ledger, chosen, ScheduleSection(**budgets), lambda r, n: None, lambda r: False, 0
+            self.ledger, chosen, ScheduleSection(**budgets), lambda wants: [None for _ in wants], lambda r: False, 0
         )
         self.count = 0
         self.prefilled = 0
@@ -222,9 +223,9 @@ class Drafts:
         bench.scheduler.propose, bench.scheduler.draft_tokens = self, most
         self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, request: Request, budget: int) -> Draft | None:
-        self.asked.append((len(request.tokens), budget))
-        return Draft.chain([7] * budget)
+    def __call__(self, wants: Sequence[tuple[Request, int]]) -> list[Draft | None]:
+        self.asked += [(len(request.tokens), budget) for request, budget in wants]
+        return [Draft.chain([7] * budget) for _, budget in wants]
 
 
 def drafted(bench: Bench) -> list[tuple[int, int]]:
