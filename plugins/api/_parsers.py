@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
-
 from phloem.errors import PluginError, RequestError
 from phloem.interfaces import Parser, ParserStream, PluginContext
 from phloem.registry import Registry
@@ -105,8 +103,8 @@ class Parsers:
         self._built: dict[str, Parser] = {}
         self._formats: tuple[Tokenizer, Formats] | None = None
         for role, choice in self._choices.items():
-            where = f"server.{'tool' if role == 'tools' else role}_parser"
-            if choice not in ("auto", "none") and role not in self._parser(choice, where).capabilities:
+            if choice not in ("auto", "none") and role not in self._parser(choice).capabilities:
+                where = f"server.{'tool' if role == 'tools' else role}_parser"
                 raise PluginError(f"{where}: '{_name(choice)}' reads no {role}")
 
     def formats(self, tokenizer: Tokenizer) -> Formats:
@@ -142,11 +140,11 @@ class Parsers:
                     return parser
         return self._parser(_ANY_TOOLS) if role == "tools" else None
 
-    def _parser(self, choice: Choice, where: str = "") -> Parser:
-        """The parser of a choice; one object, be it for both roles. `where`: the setting, for errors."""
+    def _parser(self, choice: Choice) -> Parser:
+        """The parser of a choice; one object, be it for both roles."""
         key = repr(choice)
         if key not in self._built:
-            self._built[key] = _build(self._registry, choice, where)
+            self._built[key] = _build(self._registry, choice)
         return self._built[key]
 
 
@@ -154,21 +152,12 @@ def _name(choice: Choice) -> str:
     return choice if isinstance(choice, str) else str(choice.get("use"))
 
 
-def _build(registry: Registry, choice: Choice, where: str) -> Parser:
-    """Raises PluginError, also for options that the plugin does not have."""
+def _build(registry: Registry, choice: Choice) -> Parser:
+    """Raises PluginError. Options were checked with the config."""
     name = _name(choice)
     given = {} if isinstance(choice, str) else {key: value for key, value in choice.items() if key != "use"}
     cls = registry.load("parser", name)
-    try:
-        options = cls.Options.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = ".".join(map(str, first["loc"]))
-        problem = first["msg"][:1].lower() + first["msg"][1:]
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(cls.Options.model_fields) or "none"
-            problem = f"parser plugin '{name}' has no such option (known: {known})"
-        raise PluginError(f"{where}.{option}: {problem}") from None
+    options = cls.Options(**given)
     try:
         parser = cls(options, PluginContext("parser", name))
     except Exception as error:

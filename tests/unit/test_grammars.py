@@ -427,13 +427,15 @@ def test_plugin_files_start_from_the_folder_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
-    (tmp_path / "mine.py").write_text("from phloem.plugins.grammar.outlines import Outlines as Mine\n")
+    (tmp_path / "mine.py").write_text(
+        "from phloem.plugins.grammar.outlines import Outlines as Mine\nfrom phloem.plugins.parser.think import Think\n"
+    )
     path = tmp_path / "engine.yaml"
     path.write_text(
         "grammar: {use: none, also: ['./mine.py:Mine']}\n"
-        "server: {tool_parser: ./mine.py:Tools, reasoning_parser: {use: ./mine.py:Thoughts, opened: true}}\n"
+        "server: {tool_parser: ./mine.py:Tools, reasoning_parser: {use: ./mine.py:Think, opened: true}}\n"
     )
     config = load_config(str(path), env={})
     assert config.grammar.also == (f"{tmp_path}/mine.py:Mine",)
     assert config.server.tool_parser == f"{tmp_path}/mine.py:Tools"
-    assert config.server.reasoning_parser == {"use": f"{tmp_path}/mine.py:Thoughts", "opened": True}
+    assert config.server.reasoning_parser == {"use": f"{tmp_path}/mine.py:Think", "opened": True}
