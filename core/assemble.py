@@ -120,6 +120,7 @@ def _device(config: Config) -> torch.device:
 
 def _fit_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int, trees: bool) -> None:
     drafting.branches = trees
+    drafting.chance = executor.sampler.chance if config.engine.verify == "rejection" else None
     if drafting.sizable and config.engine.draft_size == "adaptive":
         drafting.sizer = Sizer(VerifyCost(profile(executor, most_rows)))
 
@@ -157,4 +158,3 @@ def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:
 def _served_name(path: str) -> str:
     """What the API calls a model: a known name or hub id as it is, of a file or folder the last part."""
     return Path(path).resolve().name.removesuffix(".gguf") if Path(path).exists() else path
-    drafting.chance = executor.sampler.chance if config.engine.verify == "rejection" else None

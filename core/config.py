@@ -270,7 +270,6 @@ def _unmet(config: Config, providers: _Providers) -> Iterator[str]:
                     )
 
 
-def _quote(config: Config, path: KeyPath) -> str:
 def _undrawn(config: Config) -> Iterator[str]:
     """Why drafts cannot be verified by rejection sampling, where that is asked for (design §6)."""
     if config.engine.verify != "rejection":
@@ -289,6 +288,7 @@ def _undrawn(config: Config) -> Iterator[str]:
         yield f"{place} repeats no output, which engine.seed asks for: leave one of them out"
 
 
+def _quote(config: Config, path: KeyPath) -> str:
     use = (*path, "use")
     mark = config.origin(use)[1]
     return f"{mark.place}: {mark.text}" if mark else f"default: {dotted(path)}: {get(config.dump(), use)}"

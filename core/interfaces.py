@@ -286,6 +286,7 @@ class DraftContext:
     matcher: Matcher | None  # stands after `tokens`; leave it as found
     params: SamplingParams
     chain: int = 0  # so many last `tokens` are a leader's proposal, not written yet
+    draws: Draws | None = None  # given where rejection sampling will verify: every node is drawn here, and nowhere else
 
 
 class Drafter(Protocol):
@@ -305,6 +306,16 @@ class Drafter(Protocol):
         """The request has ended. Called once."""
 
 
+class BatchedDrafter(Protocol):
+    """What a drafter with the capability `batched` has besides: one question for all requests of a step.
+
+    Each level of its drafts is taken to cost a pass of its own, so it is asked for as many nodes as pay.
+    """
+
+    def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> Sequence[Draft | None]:
+        """`propose` for each. Called once a step; what it raises switches it off for all of these requests."""
+
+
 # --- kind "grammar" ----------------------------------------------------------------------------------------------
 
 
@@ -313,7 +324,6 @@ class Matcher(Protocol):
 
     def fill(self, row: npt.NDArray[np.int32]) -> None:
         """Write the allowed-token bitmask into row [ceil(vocab / 32)], bit t % 32 of word t // 32 set = allowed."""
-    draws: Draws | None = None  # given where rejection sampling will verify: every node is drawn here, and nowhere else
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False (state unchanged) if the grammar forbids it."""
@@ -332,16 +342,6 @@ class Matcher(Protocol):
 
     def fork(self) -> Matcher:
         """An independent copy of the state."""
-class BatchedDrafter(Protocol):
-    """What a drafter with the capability `batched` has besides: one question for all requests of a step.
-
-    Each level of its drafts is taken to cost a pass of its own, so it is asked for as many nodes as pay.
-    """
-
-    def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> Sequence[Draft | None]:
-        """`propose` for each. Called once a step; what it raises switches it off for all of these requests."""
-
-
 
 
 class Grammar(Protocol):
