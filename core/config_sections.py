@@ -16,11 +16,13 @@ from pydantic import (
     Field,
     PrivateAttr,
     SecretStr,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from .errors import PluginError
 from .registry import Registry, did_you_mean
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kKmMgGtT])(?:i[bB])?)?")
@@ -255,17 +257,46 @@ class EngineSection(Section):
 
 
 def _known(kind: str, *words: str) -> AfterValidator:
-    """Only the server imports these plugins; their names are checked here, against metadata."""
+    """Only the server uses these plugins: names are checked against metadata, options by importing the plugin."""
 
     def check(choice: Any) -> Any:
         name = str(choice.get("use", "") if isinstance(choice, dict) else choice)
         known = [*words, *Registry().names(kind)]
         if ":" not in name and name not in known:
-            problem = f"no {kind} plugin is named '{name}' {did_you_mean(name, known)}"
-            raise PydanticCustomError("plugin", "{problem}", {"problem": problem})
+            raise _problem(f"no {kind} plugin is named '{name}' {did_you_mean(name, known)}")
+        given = {key: value for key, value in choice.items() if key != "use"} if isinstance(choice, dict) else {}
+        if given and name in words:
+            raise _problem(f"'{name}' has no options")
+        if given:
+            _check_options(kind, name, given)
         return choice
 
     return AfterValidator(check)
+
+
+def _check_options(kind: str, name: str, given: dict[str, Any]) -> None:
+    """Raises what is wrong with a plugin's options, each with its own place, or that the plugin cannot be loaded."""
+    try:
+        plugin = Registry().load(kind, name)
+    except PluginError as error:
+        raise _problem(error.message + (f"; {error.hint}" if error.hint else "")) from None
+    try:
+        plugin.Options.model_validate(given)
+    except ValidationError as error:
+        lines: list[InitErrorDetails] = []
+        for one in error.errors():
+            if one["type"] == "extra_forbidden":
+                fields = plugin.Options.model_fields
+                near = did_you_mean(str(one["loc"][-1]), fields) if fields else "(it has none)"
+                text = f"{kind} plugin '{name}' has no such option {near}"
+            else:
+                text = f"{one['msg'].removeprefix('Value error, ')}, got {one['input']!r}"
+            lines.append({"type": _problem(text), "loc": one["loc"], "input": one["input"]})
+        raise ValidationError.from_exception_data(name, lines) from None
+
+
+def _problem(text: str) -> PydanticCustomError:
+    return PydanticCustomError("plugin", "{problem}", {"problem": text})
 
 
 class ServerSection(Section):
