@@ -30,7 +30,7 @@ from .loop import Parts
 from .memory import plan_memory
 from .model_spec import ModelSpec
 from .pool import KVStore, SlotPool
-from .registry import build
+from .registry import Registry, build, construct
 from .request import Request
 from .sampler import Sampler
 from .scheduler import Scheduler
@@ -57,13 +57,13 @@ def build_parts(config: Config) -> Parts:
     def make(kind: str, section: Any, **more: Any) -> Any:
         return build(kind, section, PluginContext(kind, getattr(section, "use", str(section)), **base, **more))
 
-    cache_class: Any = config.cache.plugin
-    groups: tuple[PoolGroup, ...] = cache_class.groups(model.spec)
-    memory = plan_memory(config, model.spec, groups, _DTYPES[model.spec.dtype].itemsize, device)
-    page = config.cache.page_size
-    pools = tuple(SlotPool(slots // page, page) for slots in memory.slots)
-    eviction = make("eviction", config.cache.eviction)
-    cache = make("cache", config.cache, pools=pools, extras={"eviction": eviction})
+    use, plugin, options = _cache_plugin(config, model.spec)
+    groups: tuple[PoolGroup, ...] = plugin.groups(model.spec)
+    memory = plan_memory(config, use, model.spec, groups, _DTYPES[model.spec.dtype].itemsize, device)
+    pools = tuple(SlotPool(slots // base["page_size"], base["page_size"]) for slots in memory.slots)
+    context = PluginContext("cache", use, **base, pools=pools)
+    context.extras["eviction"] = make("eviction", config.cache.eviction)
+    cache: Cache = construct("cache", use, plugin, options, context)
     group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(model.spec.layers))]
     kv = KVStore(model.spec, memory.slots, group_of, _DTYPES[model.spec.dtype], device)
     limits, limit = config.schedule, memory.max_total_tokens
@@ -116,6 +116,15 @@ def _device(config: Config) -> torch.device:
     if device.type == "cpu" and config.engine.threads != "auto":
         torch.set_num_threads(config.engine.threads)
     return device
+
+
+def _cache_plugin(config: Config, spec: ModelSpec) -> tuple[str, type[Any], Any]:
+    """Name, class and options of the cache. One chosen by `auto` is held to what other plugins require now."""
+    if config.cache.plugin is not None:
+        return config.cache.use, config.cache.plugin, config.cache.options()
+    name, plugin = Registry().resolve_auto("cache", spec)
+    config.check_requires("cache", name, plugin.capabilities)
+    return name, plugin, plugin.Options()
 
 
 def _fit_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int, trees: bool) -> None:

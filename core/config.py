@@ -73,7 +73,7 @@ class Config(BaseSettings):
     def check_requires(self, kind: str, name: str, capabilities: frozenset[str]) -> None:
         """Refuse plugins whose `requires` asks the given plugin for a capability that it lacks.
 
-        The engine calls it for what is known only after loading: the model, and an attention chosen by `auto`.
+        The engine calls it for what is known only after loading: the model, and a cache chosen by `auto`.
         """
         problems = list(_unmet(self, {kind: [(name, capabilities, (kind,))]}))
         if problems:
@@ -244,10 +244,11 @@ _Providers = Mapping[str, Sequence[tuple[str, frozenset[str], KeyPath]]]
 
 
 def _static_providers(config: Config) -> _Providers:
-    """What can be judged before anything is built: the kinds that plugins require something of, except the model."""
+    """What can be judged before the model is known: the kinds that plugins require something of, but for the model."""
     chosen = list(plugin_sections(config))
     wanted = {need.partition(":")[0] for *_, item in chosen for need in getattr(item.plugin, "requires", ())}
-    providers: dict[str, list[tuple[str, frozenset[str], KeyPath]]] = {kind: [] for kind in wanted - {"model"}}
+    later = {"model", "cache"} if config.cache.use == "auto" else {"model"}
+    providers: dict[str, list[tuple[str, frozenset[str], KeyPath]]] = {kind: [] for kind in wanted - later}
     for path, kind, section in chosen:
         if kind in providers:
             auto = section.use == "auto"

@@ -132,8 +132,8 @@ class ModelSection(PluginSection):
 class CacheSection(PluginSection):
     """Where KV is kept, and what of it is shared."""
 
-    use: str = "radix"
-    """Cache plugin."""
+    use: str = "auto"
+    """Cache plugin; `auto` takes `radix`, or `swa` for models with sliding windows."""
     page_size: Annotated[Size, Field(ge=1)] = 1
     """Consecutive slots per page, in tokens."""
     size: AutoSize = "auto"

@@ -183,6 +183,14 @@ class Cache(Protocol):
         """Per group, the pages the cache owns. Only for `check()`: walks everything."""
 
 
+class SuitsModels(Protocol):
+    """What the caches have besides that `use: auto` chooses among."""
+
+    @classmethod
+    def suits(cls, spec: ModelSpec) -> str | None:
+        """None if this is the cache for models with such state groups, else why not. Called once, before `groups`."""
+
+
 class CountsUses(Protocol):
     """What a cache with the capability `uses` has besides."""
 

@@ -80,9 +80,12 @@ class _Split:
 
 
 def plan_memory(
-    config: Config, spec: ModelSpec, groups: Sequence[PoolGroup], element_bytes: int, device: torch.device
+    config: Config, cache: str, spec: ModelSpec, groups: Sequence[PoolGroup], element_bytes: int, device: torch.device
 ) -> MemoryPlan:
-    """Split memory. `cache.tokens` wins over `cache.size`. Raises ConfigError with the arithmetic and two ways out."""
+    """Split memory among the groups of the plugin `cache`. `cache.tokens` wins over `cache.size`.
+
+    Raises ConfigError with the arithmetic and two ways out.
+    """
     page = config.cache.page_size
     each = [sum(spec.layers[i].floats_per_token for i in group.layers) * element_bytes for group in groups]
     split = _Split(config, groups, each)
@@ -107,7 +110,7 @@ def plan_memory(
             hint=f"set cache.tokens to {split.fit(free)} or less, or choose a smaller model or dtype",
         )
     context = _context(config, spec)
-    _check_windows(config, groups, split.sizes(tokens), context)
+    _check_windows(cache, groups, split.sizes(tokens), context)
     guide = groups[win.guide([group.window for group in groups])].window
     alone = None if guide is None else win.span(guide, page) + 2 * config.schedule.max_tokens_per_step
     pinnable = int(config.cache.pin_share * tokens) // page * page
@@ -135,12 +138,12 @@ def _context(config: Config, spec: ModelSpec) -> int:
     return spec.context_length if wanted is None else wanted
 
 
-def _check_windows(config: Config, groups: Sequence[PoolGroup], slots: Sequence[int], context: int) -> None:
+def _check_windows(cache: str, groups: Sequence[PoolGroup], slots: Sequence[int], context: int) -> None:
     """A pool for windows must hold one."""
     for group, size in zip(groups, slots, strict=True):
         if group.window is not None and size < min(group.window, context):
             raise ConfigError(
-                f"cache: {config.cache.use!r} keeps a window of {group.window} tokens for some layers, and the pool "
+                f"cache: {cache!r} keeps a window of {group.window} tokens for some layers, and the pool "
                 f"would have {size} slots for them: no request could fill one",
                 hint=f"raise cache.tokens to at least {min(group.window, context)}, or say `cache: radix`",
             )

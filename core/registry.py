@@ -26,7 +26,7 @@ KINDS = (
     *("schedule", "model", "sampler", "parser", "api", "transport", "router", "observer"),
 )
 AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("torch",)}
-AUTO["grammar"] = ("xgrammar", "llguidance", "outlines")
+AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "swa")}
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
     **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api", "parser": "Parser"},
@@ -121,19 +121,24 @@ class Registry:
             raise PluginError(f"{label} cannot be imported: {_why(error)}", hint=_repair(error, found)) from error
         return _attribute(label, module, attribute)
 
-    def resolve_auto(self, kind: str, path: str) -> type[Any]:
-        """The plugin that `use: auto` means for the model at `path`; PluginError lists why each one declined."""
+    def resolve_auto(self, kind: str, subject: Any) -> tuple[str, type[Any]]:
+        """Name and class that `use: auto` means; PluginError lists why each candidate declined.
+
+        Those of kind `model` are asked about a path, those of kind `cache` about the `ModelSpec` of a loaded model.
+        """
+        asks = {"model": "supports", "cache": "suits"}.get(kind)
         reasons: list[str] = []
         for name in AUTO[kind]:
             try:
                 cls = self.load(kind, name)
-                reason = cls.supports(path) if kind == "model" else None
+                reason = getattr(cls, asks)(subject) if asks else None
             except PluginError as error:
                 reason = f"{error.message}; {error.hint}" if error.hint else error.message
             if reason is None:
-                return cls
+                return name, cls
             reasons.append(f"{name}: {reason}")
-        raise PluginError(f"no {kind} plugin can serve {path}:\n  " + "\n  ".join(reasons))
+        what = getattr(subject, "name", subject)
+        raise PluginError(f"no {kind} plugin can serve {what}:\n  " + "\n  ".join(reasons))
 
 
 def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any:
@@ -147,7 +152,7 @@ def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any
         return None
     if isinstance(choice, str) or choice.plugin is None:
         registry, path = Registry(), context.extras.get("path", "")
-        plugin = registry.resolve_auto(kind, path) if use == "auto" else registry.load(kind, use)
+        plugin = registry.resolve_auto(kind, path)[1] if use == "auto" else registry.load(kind, use)
         options = plugin.Options()
     else:
         plugin, options = choice.plugin, choice.options()

@@ -82,6 +82,8 @@ class Supervisor:
         has had work for `hang_s` without finishing a step.
         """
         detail: dict[str, Any] = {"status": self._state, "restarts": self.restarts}
+        if self.service.ready is not None:
+            detail["plugins"] = self.service.ready.plugins
         beat = self.service.beat
         if self._state != "ready" or beat is None:
             return False, detail

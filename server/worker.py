@@ -187,10 +187,11 @@ def _load(config: dict[str, Any]) -> Loaded:
 def _chosen(config: Config, core: EngineCore) -> dict[str, str]:
     """The plugins in use, by config section, for the banner; what `auto` came to is told by the objects."""
     executor = core.parts.executor
-    auto = {"model": type(executor.model), "attention": type(executor.attention)}
+    auto: dict[str, type[Any]] = {"model": type(executor.model), "attention": type(executor.attention)}
+    auto["cache"] = type(core.parts.ledger.cache)
     names = {(found.kind, found.target.partition(":")[2]): found.name for found in Registry().found()}
     single = {kind: names.get((kind, cls.__name__), cls.__name__) for kind, cls in auto.items()}
-    single |= {"cache": config.cache.use, "schedule": config.schedule.use, "grammar": config.grammar.use}
+    single |= {"schedule": config.schedule.use, "grammar": config.grammar.use}
     single["events"] = config.events.use
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}

@@ -6,6 +6,12 @@ from phloem.interfaces import PoolGroup
 from phloem.model_spec import ModelSpec
 
 
+def kinds(spec: ModelSpec) -> set[str]:
+    """What kinds of state groups a model has; groups that no layer belongs to do not count."""
+    used = {layer.group for layer in spec.layers}
+    return {group.kind for i, group in enumerate(spec.groups) if i in used or group.kind == "recurrent"}
+
+
 def pool_groups(spec: ModelSpec) -> tuple[PoolGroup, ...]:
     """A pool for each state group of a model that has layers, in the model's order."""
     made = []

@@ -8,7 +8,7 @@ from phloem.interfaces import PoolGroup
 from phloem.model_spec import ModelSpec
 
 from ._cache import TreeCache
-from ._groups import pool_groups
+from ._groups import kinds, pool_groups
 
 
 class SwaCache(TreeCache):
@@ -18,6 +18,14 @@ class SwaCache(TreeCache):
     """
 
     capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"narrows"}
+
+    @classmethod
+    def suits(cls, spec: ModelSpec) -> str | None:
+        """Models some of whose layers have windows, and all others see everything."""
+        found = kinds(spec)
+        if "recurrent" in found:
+            return "it keeps no recurrent states"
+        return None if "window" in found else "no layer has a window"
 
     @classmethod
     def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from phloem.config import Config
-from phloem.config_yaml import KeyPath
+from phloem.config import Config, plugin_sections
+from phloem.config_yaml import KeyPath, dotted
+from phloem.registry import AUTO
 
 from ._reference import reference, schema
 from ._target import add_target, is_file, load_target
@@ -42,8 +43,15 @@ class ConfigCommand:
             config = load_target(args.target, sets=args.sets)
             model = args.target if args.target and not is_file(args.target) else None
             right = f"{model}, taken as a model, with the defaults: right" if model else "the configuration is right"
-            print("\n".join(show(config)) if args.action == "show" else right)
+            print("\n".join(show(config)) if args.action == "show" else "\n".join([right, *left_open(config)]))
         return 0
+
+
+def left_open(config: Config) -> Iterator[str]:
+    """A line for each plugin that is chosen when the model is loaded, or known."""
+    for path, kind, section in plugin_sections(config):
+        if section.use == "auto":
+            yield f"{dotted(path)}: auto, of {', '.join(AUTO[kind])} the first that suits"
 
 
 def show(config: Config) -> Iterator[str]:

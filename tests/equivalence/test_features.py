@@ -202,13 +202,14 @@ def test_lookup_drafts_on_a_shared_prefix_with_cancels_leave_the_cache_right(
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "mistral"])
-@pytest.mark.parametrize(("page", "chunk"), [(1, 512), (4, 7)])
-def test_prompts_around_the_window(tiny_model: Tiny, arch: str, page: int, chunk: int) -> None:
+@pytest.mark.parametrize(("cache", "page", "chunk"), [("radix", 1, 512), ("radix", 4, 7), ("swa", 1, 7)])
+def test_prompts_around_the_window(tiny_model: Tiny, arch: str, cache: str, page: int, chunk: int) -> None:
     """what-breaks 16: one, two and four windows (of 16), a token less and more, cold and over a cached part."""
     text = prompts(1, low=80, high=80)[0]
     lengths = [n + d for n in (16, 32, 64) for d in (-1, 0, 1, 2)]
     reference = tiny_reference(tiny_model(arch))
-    with engine(tiny_model(arch), cache={"page_size": page}, schedule={"chunk": chunk}) as running:
+    sections = {"cache": {"use": cache, "page_size": page}, "schedule": {"chunk": chunk}}
+    with engine(tiny_model(arch), **sections) as running:
         for length in lengths:  # each finds the one before it cached
             result = running.generate(text[:length], greedy(6))
             assert_same(result.token_ids, *reference.greedy(text[:length], 6), f"{length} tokens")

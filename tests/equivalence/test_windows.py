@@ -202,6 +202,23 @@ def test_holds_and_pins_keep_their_window(tiny_model: Callable[[str], Path], arc
         assert result.usage.cached_tokens == len(pinned) // page * page
 
 
+def test_the_default_goes_by_the_models_groups(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """`auto`; who requires something of the cache is held to what it came to, and refusals name that."""
+    for arch, cache in (("llama", "RadixCache"), ("gemma3", "SwaCache"), ("mistral", "SwaCache")):
+        with engine(tiny_model(arch)) as running:
+            assert type(running.core.ledger.cache).__name__ == cache
+    picky = tmp_path / "picky.py"
+    base = "from phloem.plugins.schedule.fcfs import Fcfs\n\n"
+    picky.write_text(f'{base}class Picky(Fcfs):\n    requires = ("cache:narrows",)\n')
+    policy = {"use": f"{picky}:Picky"}
+    with engine(tiny_model("gemma3"), schedule=policy) as running:
+        assert running.generate([5, 6], greedy(2)).token_ids
+    with pytest.raises(ConfigError, match=r"needs cache with narrows; cache 'radix' has none\n.*\n.*cache: auto"):
+        engine(tiny_model("llama"), schedule=policy)
+    with pytest.raises(ConfigError, match=f"'swa' keeps a window of {WINDOW} tokens .* would have 8 slots"):
+        engine(tiny_model("gemma3"), cache={"tokens": 8})
+
+
 def test_a_pool_below_the_window_is_refused(tiny_model: Callable[[str], Path]) -> None:
     """With the arithmetic, and what to do."""
     folder = tiny_model("gemma3")

@@ -195,8 +195,9 @@ def test_banner_config_and_health(live: Live) -> None:
     for part in ("tiny", "float32", "bytes = ", "cache.radix 0.1.0", live.url, "curl "):
         assert part in output, output
     config = live.http.get("/config").json()
-    assert config["cache"]["use"] == "radix"
+    assert config["cache"]["use"] == "auto"
     assert config["server"]["port"] == live.port
     health = live.http.get("/health").json()
     assert health["healthy"]
+    assert (health["plugins"]["cache"], health["plugins"]["model"]) == ("radix", "native")
     assert health["steps"] > 0

@@ -45,7 +45,7 @@ def problems(*args: Any, **kwargs: Any) -> list[str]:
 def test_defaults() -> None:
     config = load_config(env={})
     assert (config.model.use, config.model.path) == ("auto", "smollm2-135m")
-    assert (config.cache.use, config.cache.page_size, config.cache.eviction.use) == ("radix", 1, "lru")
+    assert (config.cache.use, config.cache.page_size, config.cache.eviction.use) == ("auto", 1, "lru")
     assert (config.schedule.use, config.schedule.chunk, config.grammar.use) == ("lpm", 512, "xgrammar")
     assert config.server.apis == ("openai", "native", "program")
     assert [section.use for section in config.spec] == ["grammar"]  # absent: jump-forward, and nothing else

@@ -11,6 +11,7 @@ from toy_plugins import distribution, policy_file
 
 from phloem.errors import PluginError
 from phloem.interfaces import PluginContext
+from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec
 from phloem.registry import Registry, build, did_you_mean
 
 
@@ -170,4 +171,21 @@ def test_auto_takes_the_first_that_supports_and_lists_all_reasons(tmp_path: Path
     lines = str(error.value).splitlines()
     assert lines[0] == f"no model plugin can serve {tmp_path}:"
     assert [line.partition(":")[0].strip() for line in lines[1:]] == ["native", "transformers"]
-    assert Registry().resolve_auto("attention", "").__name__ == "TorchAttention"
+    name, cls = Registry().resolve_auto("attention", "")
+    assert (name, cls.__name__) == ("torch", "TorchAttention")
+
+
+@pytest.mark.parametrize(
+    ("groups", "layers", "cache"),
+    [
+        ([GroupSpec("full")], [0], "radix"),
+        ([GroupSpec("full"), GroupSpec("w", "window", 8)], [0, 0], "radix"),
+        ([GroupSpec("full"), GroupSpec("w", "window", 8)], [0, 1], "swa"),
+        ([GroupSpec("w", "window", 8)], [0], "swa"),
+    ],
+)
+def test_auto_takes_the_cache_that_suits_the_models_groups(
+    groups: list[GroupSpec], layers: list[int], cache: str
+) -> None:
+    spec = ModelSpec("toy", 8, 99, tuple(LayerSpec(1, 1, 1, group) for group in layers), tuple(groups))
+    assert Registry().resolve_auto("cache", spec)[0] == cache
