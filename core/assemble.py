@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from .admission import Admission
 from .config import Config
-from .config_sections import AttentionPair, AttentionSection, sampler_name
+from .config_sections import AttentionPair, AttentionSection, ScheduleSection, sampler_name
 from .draft_cost import VerifyCost, profile
 from .draft_size import Sizer
 from .drafting import Drafting
@@ -27,13 +27,15 @@ from .hooks import ObserverSet
 from .interfaces import Attention, Cache, Model, PluginContext, PoolGroup, ServiceInfo
 from .ledger import Ledger
 from .loop import Parts
-from .memory import plan_memory
+from .memory import MemoryPlan, plan_memory
 from .model_spec import ModelSpec
 from .pool import KVStore, SlotPool
 from .registry import Registry, build, construct
 from .request import Request
 from .sampler import Sampler
 from .scheduler import Scheduler
+from .state_slots import StateSlots
+from .states import StateStore
 from .tokenizer import Tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,17 +61,19 @@ def build_parts(config: Config) -> Parts:
 
     use, plugin, options = _cache_plugin(config, model.spec)
     groups: tuple[PoolGroup, ...] = plugin.groups(model.spec)
-    memory = plan_memory(config, use, model.spec, groups, _DTYPES[model.spec.dtype].itemsize, device)
-    pools = tuple(SlotPool(slots // base["page_size"], base["page_size"]) for slots in memory.slots)
+    _check_states(use, model.spec, groups)
+    ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
+    dtype = _DTYPES[model.spec.dtype]
+    memory = plan_memory(config, use, model.spec, groups, dtype.itemsize, device, ahead=ahead)
+    pages = [1 if group.states else config.cache.page_size for group in groups]
+    pools = tuple(SlotPool(slots // page, page) for slots, page in zip(memory.slots, pages, strict=True))
     context = PluginContext("cache", use, **base, pools=pools)
     context.extras["eviction"] = make("eviction", config.cache.eviction)
     cache: Cache = construct("cache", use, plugin, options, context)
-    group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(model.spec.layers))]
-    kv = KVStore(model.spec, memory.slots, group_of, _DTYPES[model.spec.dtype], device)
+    kv, states = _stores(model.spec, groups, memory, dtype, device)
     limits, limit = config.schedule, memory.max_total_tokens
     holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s)
-    windows, rows = [group.window for group in groups], limits.max_running
-    ledger = Ledger(cache, pools, kv, holds, rows=rows, context=limit, windows=windows, chunk=limits.chunk)
+    ledger = _ledger(cache, groups, pools, kv, holds, limits, memory)
 
     drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
@@ -85,9 +89,9 @@ def build_parts(config: Config) -> Parts:
     trees = able and all(group.draft == "tree" for group in model.spec.groups)
     scheduler = Scheduler(ledger, policy, limits, drafting.propose_all, host_bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
-    ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
-    executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead)
-    _fit_drafts(config, drafting, executor, min(limit, *memory.slots), trees)
+    executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead, states)
+    rows = min(slots for slots, group in zip(memory.slots, groups, strict=True) if not group.states)
+    _fit_drafts(config, drafting, executor, min(limit, rows), trees)
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
@@ -125,6 +129,45 @@ def _cache_plugin(config: Config, spec: ModelSpec) -> tuple[str, type[Any], Any]
     name, plugin = Registry().resolve_auto("cache", spec)
     config.check_requires("cache", name, plugin.capabilities)
     return name, plugin, plugin.Options()
+
+
+def _check_states(cache: str, spec: ModelSpec, groups: Sequence[PoolGroup]) -> None:
+    """A model's recurrent layers need a cache that has slots for their states."""
+    if spec.states and not groups[-1].states:
+        raise ConfigError(
+            f"cache: {cache!r} keeps K and V of tokens only, and {spec.name} has {len(spec.states)} recurrent layers",
+            hint="say `cache: hybrid`, or `cache: chunk`, which shares nothing",
+        )
+
+
+def _stores(
+    spec: ModelSpec, groups: Sequence[PoolGroup], memory: MemoryPlan, dtype: torch.dtype, device: torch.device
+) -> tuple[KVStore, StateStore | None]:
+    """The tensors behind the slots."""
+    group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(spec.layers))]
+    states = StateStore(spec.states, memory.slots[-1], device) if spec.states else None
+    return KVStore(spec, memory.slots, group_of, dtype, device), states
+
+
+def _ledger(
+    cache: Cache,
+    groups: Sequence[PoolGroup],
+    pools: Sequence[SlotPool],
+    kv: KVStore,
+    holds: Holds,
+    limits: ScheduleSection,
+    memory: MemoryPlan,
+) -> Ledger:
+    """The bookkeeping of pools with a slot for each token, and of the one for states, if there is one."""
+    rows, states, last = limits.max_running, None, len(groups) - 1
+    if groups[last].states:
+        each, kept = memory.states_each, memory.snapshots
+        states = StateSlots(cache, pools[last], last, pools[0].page_size, rows=rows, each=each, snapshots=kept)
+    windows = [group.window for group in groups if not group.states]
+    pools, context = pools[: len(windows)], memory.max_total_tokens
+    return Ledger(
+        cache, pools, kv, holds, rows=rows, context=context, windows=windows, chunk=limits.chunk, states=states
+    )
 
 
 def _fit_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int, trees: bool) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from .request import Request
     from .scoring import Tree
+    from .states import StateStep
 
 IntArray = npt.NDArray[np.int32]
 
@@ -88,6 +89,7 @@ class Batch:
     q_lens: list[int]  # [S] host
     kv_lens: list[int]  # [S] host, own tokens and draft nodes included
     tree_masks: dict[int, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    states: StateStep | None = None  # for models with recurrent layers
 
     @property
     def starts(self) -> list[int]:

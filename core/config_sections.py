@@ -144,6 +144,9 @@ class CacheSection(PluginSection):
     """Where layers with a window have a pool of their own (`swa`, `chunk`): besides what running requests need, it
     keeps one window for every so many tokens of the pool. An ended request takes up to two: before the end of its
     prompt and before that of its answer."""
+    snapshot_every: Annotated[Size, Field(ge=1)] = 256
+    """Of recurrent layers (`hybrid`) the cache keeps one state for every so many tokens of the pool; an ended
+    conversation uses two, at the ends of its prompt and of its answer."""
     eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
     key: PluginSection = PluginSection(use="none")

@@ -20,6 +20,7 @@ from .messages import TokenLogprob
 from .pool import KVStore, SlotTable
 from .sampler import Outcome, Pending, Sampler, prompt_logprobs
 from .scoring import HEAD_BLOCK_ROWS, edge_logprobs
+from .states import StateStore
 
 T = TypeVar("T")
 # By segment: log-probabilities of prompt tokens, and those of the edges of a tree of continuations.
@@ -66,6 +67,7 @@ class Executor:
     sampler: Sampler
     device: torch.device
     ahead: bool  # steps are launched before the one before is committed
+    states: StateStore | None = None  # of a model with recurrent layers
 
     def __post_init__(self) -> None:
         rows = self.table.slots[0].shape[0]
@@ -83,7 +85,7 @@ class Executor:
     def launch(self, plan: Plan) -> Launched:
         """Start a step. Masks are filled on the caller's thread once the model's work is under way."""
         begin = time.perf_counter()
-        batch = build(plan, self.table, self.device)
+        batch = build(plan, self.table, self.device, self.states)
         future = future_rows(plan)
         # Read now: a request that ends while the step is under way loses its row, perhaps to another one.
         sampled = [segment.request.row for segment in plan.segments if segment.samples]

@@ -8,12 +8,15 @@ import torch
 
 from .batch import Batch, GroupSlots, Plan, Segment
 from .pool import SlotTable
+from .states import StateStore
 
 Int = npt.NDArray[np.int64]
 
 
-def build(plan: Plan, table: SlotTable, device: torch.device) -> Batch:
+def build(plan: Plan, table: SlotTable, device: torch.device, store: StateStore | None = None) -> Batch:
     """The batch of a plan. `logits_rows` holds the sampled rows of all segments, then the scored ones.
+
+    `store` is that of a model with recurrent layers.
 
     A token that is still on the device stands as 0 in `tokens`; `future_rows` tells which.
     """
@@ -44,6 +47,7 @@ def build(plan: Plan, table: SlotTable, device: torch.device) -> Batch:
         q_lens=q_lens,
         kv_lens=kv.tolist(),
         tree_masks=masks,
+        states=store.step(plan) if store is not None else None,
     )
 
 

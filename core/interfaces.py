@@ -64,10 +64,15 @@ class PluginContext:
 
 
 class Match(NamedTuple):
-    """The longest usable prefix: `length` tokens, and where it ends. Valid until the cache changes; lease it first."""
+    """The longest usable prefix: `length` tokens, and where it ends. Valid until the cache changes; lease it first.
+
+    `shared` tokens, whole pages, are those of cached texts, though it can't be gone on from there for want of a state:
+    where texts part, a state is worth keeping.
+    """
 
     length: int
     node: Any
+    shared: int = 0
 
 
 class Lease(Protocol):
@@ -96,11 +101,17 @@ class PoolGroup(NamedTuple):
 
     `window`: these layers see the last `window` tokens only, the current one included. Requests give the slots of
     older ones back while they run, and the pool is sized accordingly (`core/windows.py`).
+
+    `states`: indices into `ModelSpec.states`. A slot of this group is no token's: it holds the state of all these
+    layers after a whole prefix. There is one such group at most, the last, with a pool of page size 1
+    (`core/state_slots.py`). A cache for a model that has nothing else asks for a group without layers besides: its
+    slots cost nothing, and count tokens.
     """
 
     name: str
     layers: tuple[int, ...]
     window: int | None = None
+    states: tuple[int, ...] = ()
 
 
 class CacheListener(Protocol):
@@ -144,7 +155,10 @@ class Cache(Protocol):
         """Protect a match's path from eviction until `release`."""
 
     def slots(self, lease: Lease) -> tuple[IntArray, ...]:
-        """Per group, the slots of the leased tokens in order, [lease.length] each; -1 for those behind a window."""
+        """Per group, the slots of the leased tokens in order, [lease.length] each; -1 for those behind a window.
+
+        In a group with states all are -1 but the last: the state after the leased tokens.
+        """
 
     def publish(
         self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
@@ -156,6 +170,9 @@ class Cache(Protocol):
         returned, for tokens that the new lease does not protect. The cache takes ownership of what it keeps, frees the
         caller's copies of what it had already, consumes `lease` and returns a longer (or equal) one. Slots beyond the
         new lease's length stay the caller's.
+
+        In a group with states `length` is whole pages, and all slots are -1 but the last, which holds the state after
+        them.
         """
 
     def release(self, lease: Lease) -> None:
@@ -206,9 +223,10 @@ class Narrows(Protocol):
     """What a cache with the capability `narrows` has besides: its leases protect windows."""
 
     def narrow(self, lease: Lease, start: int, group: int) -> None:
-        """The lease's holder reads nothing before token `start` any more in this group, which has a window.
+        """The lease's holder reads nothing before token `start` any more in this group, which has a window or states.
 
-        What the lease protected there may be evicted, and comes no more in `slots`.
+        What the lease protected there may be evicted, and comes no more in `slots`. The state after n tokens counts
+        as that of token n - 1.
         """
 
 
@@ -322,6 +340,16 @@ class BatchedDrafter(Protocol):
 
     def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> Sequence[Draft | None]:
         """`propose` for each. Called once a step; what it raises switches it off for all of these requests."""
+
+
+class HoldsKV(Protocol):
+    """What a drafter with the capability `kv` has besides: K and V of its own, which the memory plan counts."""
+
+    kv_bytes: int  # of one token
+    kv_tokens: int | None  # slots that it wants; None: as many as the target's pool has
+
+    def allocate(self, tokens: int, requests: int) -> None:
+        """Take memory for so many tokens, and room for so many texts at a time. Called once, before any proposal."""
 
 
 # --- kind "grammar" ----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from .holds import Holds
 from .interfaces import Cache, CountsUses, Lease, Narrows
 from .pool import KVStore, SlotPool, SlotTable
 from .request import Request, State
+from .state_slots import StateSlots
 
 
 class Ledger:
@@ -39,11 +40,15 @@ class Ledger:
         context: int,
         windows: Sequence[int | None] = (),
         chunk: int = 0,
+        states: StateSlots | None = None,
     ) -> None:
-        """`windows` are those of the groups; `chunk` is the most tokens that one request computes in a step."""
+        """`pools` are those of groups whose slots are tokens', and `windows` theirs; `states` is the group behind them.
+
+        `chunk` is the most tokens that one request computes in a step.
+        """
         self.cache, self.holds = cache, holds
         self.pools = tuple(pools)
-        self.kv = kv
+        self.kv, self.states = kv, states
         self.shares = "sharing" in cache.capabilities  # it promises that a published prefix can be matched
         self._uses: CountsUses | None = cast("CountsUses", cache) if "uses" in cache.capabilities else None
         self._narrows: Narrows | None = cast("Narrows", cache) if "narrows" in cache.capabilities else None
@@ -97,11 +102,23 @@ class Ledger:
         request.lease = lease
         request.computed = request.capacity = lease.length
         request.lows = [0] * len(self.pools)
-        for table, slots in zip(self.table.slots, self.cache.slots(lease), strict=True):
+        leased = self.cache.slots(lease)
+        for table, slots in zip(self.table.slots, leased, strict=False):
             np.maximum(slots, 0, out=table[request.row, : lease.length])
+        if self.states is not None:
+            self.states.admit(request, leased[-1], match.shared)
 
-    def extend(self, request: Request, tokens: int) -> bool:
-        """Make room for the KV of tokens[:tokens], evicting if needed; False (nothing changed) if there is none."""
+    def mark(self, request: Request, at: int) -> bool:
+        """See to it that others can go on after the first `at` tokens of a running request; False if they can't."""
+        return self.states is None or self.states.mark(request, at)
+
+    def extend(self, request: Request, tokens: int, states: Iterable[int] = (), *, spare: bool = False) -> bool:
+        """Make room for the KV of tokens[:tokens], evicting if needed; False (nothing is lost) if there is none.
+
+        So too for the states after so many tokens, with `spare` only where no other request can miss their slots.
+        """
+        if self.states is not None and not self.states.extend(request, states, spare=spare):
+            return False
         need = self._pages(tokens) - request.capacity
         if need <= 0:
             return True
@@ -127,8 +144,10 @@ class Ledger:
             request.capacity = keep
 
     def slide(self, request: Request) -> None:
-        """Give back what lies behind the windows of a running request: called after each of its steps."""
+        """Give back what a running request has done with, such as what lies behind windows: after each of its steps."""
         assert request.lease is not None
+        if self.states is not None:
+            self.states.settle(request)
         leased = request.lease.length
         for group, window, stride in self._windows:
             low, before = win.needed_from(request.computed, window, self.page_size), request.lows[group]
@@ -160,30 +179,42 @@ class Ledger:
                     self.kv.move(row[sources], row[targets], group)
         self.trim(request, base + len(nodes))
 
-    def publish(self, request: Request, length: int) -> None:
-        """Offer the first `length` computed tokens for sharing; the row then names the cache's slots."""
-        lease = request.lease
-        assert lease is not None
-        if length - lease.length >= self.page_size:
-            self._publish(request, length, lease)
+    def publish(self, request: Request, length: int, *, ends: bool = False) -> None:
+        """Offer the first `length` computed tokens for sharing; the row then names the cache's slots.
+
+        Where layers keep states so much of it as ends where there is one, if need be in parts; `ends`: it leaves.
+        """
+        assert request.lease is not None
+        if self.states is not None:
+            for at in self.states.due(request, length, ends=ends):
+                self._publish(request, at, request.lease)
+        elif length - request.lease.length >= self.page_size:
+            self._publish(request, length, request.lease)
         if length == request.prompt_len:
             self._expect_again(request)
 
     def _publish(self, request: Request, length: int, lease: Lease) -> None:
         slots = tuple(table[request.row, :length] for table in self.table.slots)
+        if self.states is not None:
+            offered = self.states.offer(request, length)
+            if offered is None:
+                return
+            slots = (*slots, offered)
         gone = [slots[group][lease.length : request.lows[group]] for group, _, _ in self._windows]
         for behind in gone:
             behind[:] = -1
         published = self.cache.publish(request.keys, length, slots, lease, request.namespace)
         for behind in gone:
             behind[:] = 0  # the row belongs to somebody else next, and no number in it may be out of bounds
-        for table, kept in zip(self.table.slots, published.slots, strict=True):
+        for table, kept in zip(self.table.slots, published.slots, strict=False):
             np.maximum(kept, 0, out=table[request.row, lease.length : published.lease.length])
+        if self.states is not None:
+            self.states.published(request, published.slots[-1])
         request.lease = published.lease
 
     def _expect_again(self, request: Request) -> None:
-        """The prompt may be sent again, and is then found to its last token at most: the window before that is used."""
-        if self._windows and self.shares:
+        """The prompt may be sent again, and is then found to its last token at most: what that needs is used."""
+        if (self._windows or self.states is not None) and self.shares:
             self.cache.match(request.keys, request.prompt_len - 1, request.namespace)
 
     def release(self, request: Request, *, publish: bool, hold: str | None = None) -> None:
@@ -191,7 +222,7 @@ class Ledger:
         if request.lease is None:
             return
         if publish:
-            self.publish(request, min(request.computed, len(request.tokens)))
+            self.publish(request, min(request.computed, len(request.tokens)), ends=True)
         self.trim(request, request.lease.length)
         if request.state is State.FINISHED and request.computed >= request.prompt_len:
             self._expect_again(request)
@@ -202,6 +233,8 @@ class Ledger:
             self.holds.keep(hold, request.lease)
         else:
             self.cache.release(request.lease)
+        if self.states is not None:
+            self.states.release(request)
         self.table.give(request.row)
         request.lease = None
         request.row = -1
@@ -211,7 +244,7 @@ class Ledger:
         """Per group: total, free, evictable, protected and leased (owned by running requests) slots."""
         held = [(request, request.lease.length) for request in running if request.lease is not None]
         owned = [sum(r.capacity - max(r.lows[g], leased) for r, leased in held) for g in range(len(self.pools))]
-        return [
+        tokens = [
             {
                 "total": pool.total,
                 "free": pool.free,
@@ -219,21 +252,25 @@ class Ledger:
                 "protected": count.protected,
                 "leased": mine,
             }
-            for pool, count, mine in zip(self.pools, self.cache.counts(), owned, strict=True)
+            for pool, count, mine in zip(self.pools, self.cache.counts(), owned, strict=False)
         ]
+        return tokens if self.states is None else [*tokens, self.states.usage(request for request, _ in held)]
 
     def check(self, running: Sequence[Request]) -> None:
         """Prove conservation: every page of every group has exactly one owner. Raises AssertionError."""
         self.cache.check()
         self.holds.check()
         cached = self.cache.owned_pages()
-        for group, (pool, usage) in enumerate(zip(self.pools, self.usage(running), strict=True)):
+        pools = self.pools if self.states is None else (*self.pools, self.states.pool)
+        for group, (pool, usage) in enumerate(zip(pools, self.usage(running), strict=True)):
             parts = usage["free"] + usage["evictable"] + usage["protected"] + usage["leased"]
             assert parts == usage["total"], f"group {group}: {usage} does not add up"
             owners: list[int] = [*pool.free_set(), *cached[group]]
-            for request in running:
+            for request in running if group < len(self.pools) else ():
                 assert request.lease is not None
                 low = max(request.lows[group], request.lease.length)
                 mine = self.table.slots[group][request.row, low : request.capacity]
                 owners += (mine[:: self.page_size] // self.page_size).tolist()
-            assert len(owners) == len(set(owners)) == pool.total // self.page_size, f"group {group}: a page is shared"
+            if group == len(self.pools) and self.states is not None:
+                owners += self.states.owners(running)
+            assert len(owners) == len(set(owners)) == pool.total // pool.page_size, f"group {group}: a page is shared"

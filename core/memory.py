@@ -12,6 +12,7 @@ from .config import Config
 from .errors import ConfigError
 from .interfaces import PoolGroup
 from .model_spec import ModelSpec
+from .state_slots import DRAFTING, per_request, pool_size
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,8 @@ class MemoryPlan:
     why_max: str
     text: str
     pinnable: int  # tokens that pins may lock; no request counts on them
+    snapshots: int = 0  # states of recurrent layers that the cache may keep
+    states_each: int = 0  # and a running request, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,32 @@ class _Split:
     config: Config
     groups: Sequence[PoolGroup]
     bytes: Sequence[int]  # of one slot
+    ahead: bool
+
+    @property
+    def drafts(self) -> int:
+        """Most draft nodes of a request."""
+        return self.config.engine.draft_tokens if self.config.spec else 0
+
+    def states(self, tokens: int) -> tuple[int, int]:
+        """Slots for states, and how many of them the cache may keep; none without recurrent layers."""
+        if not self.groups[-1].states:
+            return 0, 0
+        limits, cache = self.config.schedule, self.config.cache
+        return pool_size(
+            tokens,
+            cache.page_size,
+            running=limits.max_running,
+            ahead=self.ahead,
+            drafts=self.drafts,
+            every=cache.snapshot_every,
+        )
 
     def sizes(self, tokens: int) -> tuple[int, ...]:
         """Slots per group."""
         limits, cache = self.config.schedule, self.config.cache
-        windows = [group.window for group in self.groups]
-        return win.sizes(
+        windows = [group.window for group in self.groups if not group.states]
+        made = win.sizes(
             windows,
             tokens,
             cache.page_size,
@@ -55,6 +78,8 @@ class _Split:
             every=cache.window_every,
             pinned=int(cache.pin_share * tokens),
         )
+        states = self.states(tokens)[0]
+        return (*made, states) if states else made
 
     def cost(self, tokens: int) -> int:
         """Bytes of all groups."""
@@ -63,7 +88,7 @@ class _Split:
     def fit(self, budget: int) -> int:
         """Most tokens, in whole pages, that cost no more than `budget`."""
         page = self.config.cache.page_size
-        low, high = 0, max(0, budget) // (min(self.bytes) * page) + 1  # in pages; the cost grows with them
+        low, high = 0, max(0, budget) // (max(1, min(self.bytes)) * page) + 1  # in pages; the cost grows with them
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.cost(middle * page) <= budget else (low, middle)
@@ -75,20 +100,40 @@ class _Split:
             f"{size:,} tokens{f' of window {group.window:,}' if group.window and len(self.groups) > 1 else ''}"
             f" x {each:,} bytes"
             for group, size, each in zip(self.groups, self.sizes(tokens), self.bytes, strict=True)
+            if each and not group.states
         ]
-        return f"{' + '.join(parts)} = {self.cost(tokens) / GIB:.2f} GiB of KV"
+        if self.groups[-1].states:
+            (total, snapshots), page = self.states(tokens), self.config.cache.page_size
+            each = per_request(page, ahead=self.ahead) + 1
+            parts.append(
+                f"{total:,} states ({self.config.schedule.max_running:,} requests x {each}"
+                f" + {DRAFTING} x {self.drafts} draft nodes + {snapshots:,} kept) x {self.bytes[-1]:,} bytes"
+            )
+        kept = "states" if not any(self.bytes[:-1]) and self.groups[-1].states else "KV"
+        return f"{' + '.join(parts)} = {self.cost(tokens) / GIB:.2f} GiB of {kept}"
 
 
 def plan_memory(
-    config: Config, cache: str, spec: ModelSpec, groups: Sequence[PoolGroup], element_bytes: int, device: torch.device
+    config: Config,
+    cache: str,
+    spec: ModelSpec,
+    groups: Sequence[PoolGroup],
+    element_bytes: int,
+    device: torch.device,
+    *,
+    ahead: bool,
 ) -> MemoryPlan:
-    """Split memory among the groups of the plugin `cache`. `cache.tokens` wins over `cache.size`.
+    """Split memory among the groups of the plugin `cache`; `ahead`: steps overlap.
 
-    Raises ConfigError with the arithmetic and two ways out.
+    `cache.tokens` wins over `cache.size`. Raises ConfigError with the arithmetic and two ways out.
     """
     page = config.cache.page_size
-    each = [sum(spec.layers[i].floats_per_token for i in group.layers) * element_bytes for group in groups]
-    split = _Split(config, groups, each)
+    each = [
+        sum(spec.layers[i].floats_per_token for i in group.layers) * element_bytes
+        + sum(spec.states[i].floats for i in group.states) * 4  # they are float32
+        for group in groups
+    ]
+    split = _Split(config, groups, each, ahead)
     free = _free_bytes(device)
     if config.cache.tokens is not None:
         tokens = config.cache.tokens
@@ -102,16 +147,19 @@ def plan_memory(
     if tokens < page:
         raise ConfigError(
             f"cache: {arithmetic}: not even one page of {page} tokens fits",
-            hint=f"raise cache.size to at least {split.cost(page):,} bytes, or lower cache.page_size",
+            hint=f"raise cache.size to at least {split.cost(page):,} bytes, or lower "
+            + ("schedule.max_running" if groups[-1].states else "cache.page_size"),
         )
     if need > free:
         raise ConfigError(
             f"cache: {arithmetic}, but only {free / GIB:.2f} GiB are free on {device.type}",
-            hint=f"set cache.tokens to {split.fit(free)} or less, or choose a smaller model or dtype",
+            hint=f"set cache.tokens to {fits} or less, or choose a smaller model or dtype"
+            if (fits := split.fit(free)) >= page
+            else "lower schedule.max_running or engine.draft_tokens, or choose a smaller model",
         )
     context = _context(config, spec)
     _check_windows(cache, groups, split.sizes(tokens), context)
-    guide = groups[win.guide([group.window for group in groups])].window
+    guide = groups[win.guide([group.window for group in groups if not group.states])].window
     alone = None if guide is None else win.span(guide, page) + 2 * config.schedule.max_tokens_per_step
     pinnable = int(config.cache.pin_share * tokens) // page * page
     if config.cache.pin_share and not 0 < pinnable < tokens:
@@ -124,7 +172,8 @@ def plan_memory(
     pool = f"the KV pool holds {tokens} tokens" + (f", {pinnable} of them for pins" if pinnable else "")
     why = f"the context length is {context}" if limit == context else pool
     text = f"{arithmetic} of {free / GIB:.2f} GiB free; context {context:,}"
-    return MemoryPlan(tokens, split.sizes(tokens), limit, why, text, pinnable)
+    states = split.states(tokens)[1], per_request(page, ahead=ahead)
+    return MemoryPlan(tokens, split.sizes(tokens), limit, why, text, pinnable, *states)
 
 
 def _context(config: Config, spec: ModelSpec) -> int:
@@ -145,7 +194,8 @@ def _check_windows(cache: str, groups: Sequence[PoolGroup], slots: Sequence[int]
             raise ConfigError(
                 f"cache: {cache!r} keeps a window of {group.window} tokens for some layers, and the pool "
                 f"would have {size} slots for them: no request could fill one",
-                hint=f"raise cache.tokens to at least {min(group.window, context)}, or say `cache: radix`",
+                hint=f"raise cache.tokens to at least {min(group.window, context)}, or say `cache: radix`, which has one "
+                "pool",
             )
 
 

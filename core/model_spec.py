@@ -1,7 +1,8 @@
-"""What a model declares about itself: state groups, KV shapes per layer, limits. Data only, no torch."""
+"""What a model declares about itself: state groups, shapes of KV and states per layer, limits. Data only, no torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,8 +37,26 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What one recurrent layer keeps of a text, however long: tensors of these shapes, in float32.
+
+    All recurrent layers of a model belong to its one group of kind `recurrent`.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def floats(self) -> int:
+        """Elements of one state."""
+        return sum(map(math.prod, self.shapes))
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything the core needs to know of a loaded model."""
+    """Everything the core needs to know of a loaded model.
+
+    `layers` are those that attend, `states` those that keep one state, each in the order in which they run.
+    """
 
     name: str
     vocab_size: int  # rows of the output head; may exceed the tokenizer's
@@ -47,6 +66,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     capabilities: frozenset[str] = field(default_factory=frozenset)  # e.g. "hidden_states"
+    states: tuple[StateSpec, ...] = ()
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of KV that one token needs over all layers."""

@@ -61,6 +61,11 @@ class Request:
     lows: list[int] = field(default_factory=list)  # per group, the first token whose slot is not given back
     row: int = -1
     lease: Lease | None = None
+    # states of recurrent layers: own slots by the length of the prefix, the lengths that are to be published, and the
+    # cache's slot at the end of the lease (-1: none)
+    states: dict[int, int] = field(default_factory=dict)
+    marks: set[int] = field(default_factory=set)
+    snapshot: int = -1
     # scheduling
     in_flight: int = 0  # tokens of a launched step that is not committed yet (overlap)
     future: bool = False  # the next input token is still on the device

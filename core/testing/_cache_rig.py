@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from ..batch import IntArray
 from ..interfaces import Cache, CountsUses, Lease, Narrows, PluginContext
-from ..model_spec import GroupSpec, LayerSpec, ModelSpec
+from ..model_spec import GroupSpec, LayerSpec, ModelSpec, StateSpec
 from ..pool import SlotPool
 from ..request import Namespace
 from ..windows import needed_from
 
 Prefix = tuple[Namespace, bytes]  # what KV depends on: the namespace and all tokens up to a position
+# Of a state group the window, None for full attention, or "states" for recurrent layers; these come last.
+Kind = int | None | Literal["states"]
 
 
 class Holder:
     """A request in progress: it leases [0, lease.length) and owns the rest of `slots` (per group).
 
-    Of groups with a window it has only what begins at `lows[group]`.
+    Of groups with a window it has only what begins at `lows[group]`. `states` are its own slots of recurrent layers, by
+    the length of the prefix, and `snapshot` is the leased one, -1 if there is none.
     """
 
     def __init__(self, tokens: array[int], namespace: Namespace, lease: Lease, slots: list[IntArray]) -> None:
@@ -30,6 +33,8 @@ class Holder:
         self.lease = lease
         self.slots = slots
         self.lows = [0] * len(slots)
+        self.states: dict[int, int] = {}
+        self.snapshot = -1
         self.computed = self.found = lease.length
 
     def prefix(self, end: int) -> Prefix:
@@ -76,9 +81,10 @@ class Listener:
 class CacheRig:
     """A cache over small pools. Every method performs an operation and asserts what the protocol says of it.
 
-    The toy model has a state group for each of `windows` (None: full attention). `known[g]` is the naive model: the
-    prefixes whose last page was published with slots of pool g and is not evicted. `canary[g][slot]` is what was last
-    written to a slot; pages that are free have none. `heard` is what a listener was told.
+    The toy model has a state group for each of `kinds`. `known[g]` is the naive model: the prefixes whose last page was
+    published with slots of pool g and is not evicted. `canary[g][slot]` is what was last written to a slot; pages that
+    are free have none. `heard` is what a listener was told. `windows` are those of the groups whose slots are tokens';
+    `states` is the index of the one behind them, if there is one.
     """
 
     def __init__(
@@ -87,19 +93,20 @@ class CacheRig:
         make: Callable[[PluginContext], Cache],
         pages: int,
         page_size: int,
-        windows: Sequence[int | None] = (None,),
+        kinds: Sequence[Kind] = (None,),
     ) -> None:
-        kinds = [GroupSpec("full") if w is None else GroupSpec(f"window {w}", "window", w) for w in windows]
-        layers = tuple(LayerSpec(1, 1, 1, group) for group in range(len(kinds)))
-        spec = ModelSpec("toy", vocab_size=8, context_length=10**6, layers=layers * 2, groups=tuple(kinds))
+        spec = toy_model(kinds)
         groups = plugin.groups(spec)
         served = {layer for group in groups for layer in group.layers}
         assert served == set(range(len(spec.layers))), "a layer without a pool"
         self.page_size = page_size
-        self.windows = [group.window for group in groups]
+        assert {i for group in groups for i in group.states} == set(range(len(spec.states))), "a state without a pool"
+        self.windows = [group.window for group in groups if not group.states]
+        self.states = len(self.windows) if groups[-1].states else None
         # Fewer where there is a window beside full attention: else those would never be scarce.
         sizes = [pages if w is None or None not in self.windows else -(-pages * 2 // 3) for w in self.windows]
-        self.pools = tuple(SlotPool(size, page_size) for size in sizes)
+        kept = () if self.states is None else (SlotPool(-(-pages * 2 // 3), 1),)
+        self.pools: tuple[SlotPool, ...] = (*(SlotPool(size, page_size) for size in sizes), *kept)
         self.cache = make(PluginContext("cache", plugin.__name__, model=spec, pools=self.pools, page_size=page_size))
         self.shares = "sharing" in plugin.capabilities
         self.uses = cast("CountsUses", self.cache) if "uses" in plugin.capabilities else None
@@ -156,20 +163,28 @@ class CacheRig:
         assert lease.length == match.length, f"leased {lease.length} of {match.length} matched tokens"
         slots = [s.copy() for s in self.cache.slots(lease)]
         assert [len(s) for s in slots] == [lease.length] * len(self.pools), "a slot for each leased token"
+        states = slots.pop() if self.states is not None else np.empty(0, dtype=np.int32)
         holder = Holder(tokens[:], namespace, lease, slots)
+        if len(states):
+            assert (states[:-1] < 0).all(), "a state in the middle of a lease"
+            holder.snapshot = int(states[-1])
+            assert holder.snapshot >= 0, "a match without a state"
         self.holders.append(holder)
         return holder
 
     def compute(self, holder: Holder, end: int) -> int:
         """Write KV of tokens up to `end`, evicting where needed; returns how far it got."""
+        if end <= holder.computed or not self._states_for(holder, end):
+            return holder.computed
         capacity = len(holder.slots[0])
+        pools = self.pools[: len(self.windows)]
         need = -(-end // self.page_size) * self.page_size - capacity
         if need > 0:
-            for group, pool in enumerate(self.pools):
+            for group, pool in enumerate(pools):
                 if pool.free < need:
                     self.evict(need - pool.free, group)
-            need = min(need, *(pool.free for pool in self.pools))
-            for group, pool in enumerate(self.pools):
+            need = min(need, *(pool.free for pool in pools))
+            for group, pool in enumerate(pools):
                 self._sweep(group)
                 fresh = pool.alloc(need)
                 assert fresh is not None
@@ -179,8 +194,41 @@ class CacheRig:
         for group, slots in enumerate(holder.slots):
             for i in range(holder.computed, end):
                 self.canary[group][int(slots[i])] = holder.prefix(i + 1)
+        self._write_states(holder, end)
         holder.computed = max(holder.computed, end)
         return holder.computed
+
+    def _states_for(self, holder: Holder, end: int) -> bool:
+        """Room for the states after `end` tokens and after the last whole page; others it had make way."""
+        if self.states is None:
+            return True
+        pool = self.pools[self.states]
+        if pool.free < 2:
+            self._drop_states(holder, [n for n in holder.states if n != holder.computed])
+        if pool.free < 2:
+            self.evict(2 - pool.free, self.states)
+        return pool.free >= 2
+
+    def _write_states(self, holder: Holder, end: int) -> None:
+        """Own states: where it is now, at its last whole page, and, while there is room, at the first of these."""
+        if self.states is None or end <= holder.computed:
+            return
+        group, page = self.states, self.page_size
+        self._drop_states(holder, [n for n in holder.states if n % page])
+        first = (holder.computed // page + 1) * page
+        wanted = {end, max(end // page * page, first)} - holder.states.keys() | {first}
+        self._sweep(group)
+        for n in sorted(n for n in wanted if holder.computed < n <= end)[::-1]:
+            slot = self.pools[group].alloc(1)
+            if slot is not None:
+                assert int(slot[0]) not in self.canary[group], "a slot in use was handed out"
+                holder.states[n] = int(slot[0])
+                self.canary[group][int(slot[0])] = holder.prefix(n)
+
+    def _drop_states(self, holder: Holder, lengths: Sequence[int]) -> None:
+        if self.states is not None and lengths:
+            self.pools[self.states].release(np.array([holder.states.pop(n) for n in lengths], dtype=np.int32))
+            self._sweep(self.states)
 
     def slide(self, holder: Holder) -> None:
         """Give back what lies behind the windows of a running request."""
@@ -195,11 +243,22 @@ class CacheRig:
                 holder.lows[group] = low
                 if before < leased and self.narrows is not None:
                     self.narrows.narrow(holder.lease, low, group)
+        leased = holder.lease.length
+        if (
+            self.states is not None
+            and self.narrows is not None
+            and holder.computed // self.page_size * self.page_size > leased
+        ):
+            self.narrows.narrow(holder.lease, leased, self.states)
+            holder.snapshot = -1
 
     def publish(self, holder: Holder, length: int) -> None:
         """Offer computed tokens; afterwards the holder uses the cache's slots where it shares."""
         old, page = holder.lease.length, self.page_size
-        offered = tuple(slots[:length].copy() for slots in holder.slots)
+        if self.states is not None:  # up to its last state at most
+            length = max((n for n in holder.states if n <= length and n % page == 0), default=old)
+            length = max(length, old)
+        offered = self._offered(holder, length)
         had = [{end for end in range(old + page, length + 1, page) if slots[end - 1] >= 0} for slots in offered]
         lease, slots = self.cache.publish(holder.tokens, length, offered, holder.lease, holder.namespace)
         for given in offered:
@@ -208,13 +267,28 @@ class CacheRig:
         least = whole if self.shares else old
         assert least <= lease.length <= whole, f"publish of {length} tokens leased {lease.length}"
         assert lease.length % page == 0, f"a lease of {lease.length} tokens, not of whole pages"
-        for group, kept in enumerate(slots):
+        for kept in slots:
             assert len(kept) == lease.length - old, "a slot for each newly leased token"
-            holder.slots[group][old : lease.length] = kept
+        for mine, kept in zip(holder.slots, slots, strict=False):
+            mine[old : lease.length] = kept
+        if self.states is not None and lease.length > old:
+            assert (slots[-1][:-1] < 0).all(), "a state in the middle of what was published"
+            holder.states.pop(lease.length)
+            holder.snapshot = int(slots[-1][-1])
+            assert holder.snapshot >= 0, "the state that was published is not leased"
         holder.lease = lease
         if self.shares:
             for known, ends in zip(self.known, had, strict=True):
                 known |= {holder.prefix(end) for end in ends}
+
+    def _offered(self, holder: Holder, length: int) -> tuple[IntArray, ...]:
+        offered = tuple(slots[:length].copy() for slots in holder.slots)
+        if self.states is None:
+            return offered
+        states: IntArray = np.full(length, -1, dtype=np.int32)
+        if length > holder.lease.length:
+            states[-1] = holder.states[length]
+        return (*offered, states)
 
     def finish(self, holder: Holder) -> None:
         """Publish everything computed, then leave."""
@@ -224,8 +298,9 @@ class CacheRig:
     def abort(self, holder: Holder) -> None:
         """Leave at once: free what the request owns and release its lease."""
         self.holders.remove(holder)
-        for group, pool in enumerate(self.pools):
+        for group, pool in enumerate(self.pools[: len(self.windows)]):
             pool.release(holder.own(group))
+        self._drop_states(holder, list(holder.states))
         if self.uses is not None:
             self.uses.used(holder.lease, holder.found, len(holder.tokens) % 5 - 2)
         self.cache.release(holder.lease)
@@ -238,7 +313,9 @@ class CacheRig:
         page = self.page_size
 
         def sees(end: int) -> bool:
-            for window, known in zip(self.windows, self.known, strict=True):
+            if self.states is not None and end and (namespace, tokens[:end].tobytes()) not in self.known[self.states]:
+                return False
+            for window, known in zip(self.windows, self.known, strict=False):
                 low = 0 if window is None else max(0, end - window + 1) // page * page
                 if any((namespace, tokens[: at + page].tobytes()) not in known for at in range(low, end, page)):
                     return False
@@ -276,7 +353,7 @@ class CacheRig:
         assert min(slots, evictable) <= freed <= evictable, f"evict({slots}) of {evictable} freed {freed}"
         before = len(self.known[group])
         self._forget()
-        gone = (before - len(self.known[group])) * self.page_size
+        gone = (before - len(self.known[group])) * self.pools[group].page_size
         assert gone == freed or not self.shares, "freed pages that are still in use, or are lost"
         return freed
 
@@ -296,7 +373,7 @@ class CacheRig:
 
     def _kept(self, group: int) -> set[Prefix]:
         """The prefixes whose KV lies in the cache's pages, by the canaries in them."""
-        page, canary = self.page_size, self.canary[group]
+        page, canary = self.pools[group].page_size, self.canary[group]
         pages = self.cache.owned_pages()[group]
         kept = {canary[number * page + page - 1] for number in pages}
         assert len(kept) == len(pages), "the cache keeps two copies of a page"
@@ -319,10 +396,10 @@ class CacheRig:
             self._audit_contents(group)
             if self.shares:
                 assert known == self._kept(group), "what is cached is not what was published and not evicted"
-                counts = self.cache.counts()[group]
-                leased = len(self._leased(group)) * self.page_size
+                counts, page = self.cache.counts()[group], self.pools[group].page_size
+                leased = len(self._leased(group)) * page
                 assert counts.protected == leased, f"{counts.protected} slots protected, {leased} leased"
-                held = len(known) * self.page_size
+                held = len(known) * page
                 assert counts.evictable == held - leased, f"{counts} for {held} distinct slots"
         if self.shares:
             self._audit_heard()
@@ -349,21 +426,26 @@ class CacheRig:
         pool, counts = self.pools[group], self.cache.counts()[group]
         free, cached = pool.free_set(), self.cache.owned_pages()[group]
         owners = [*free, *cached]
+        page = pool.page_size
         for holder in self.holders:
-            owners += (holder.own(group)[:: self.page_size] // self.page_size).tolist()
+            owners += holder.states.values() if group == self.states else (holder.own(group)[::page] // page).tolist()
         assert len(owners) == len(set(owners)), "a page has two owners"
-        assert len(owners) == pool.total // self.page_size, "a page has no owner"
-        assert len(cached) * self.page_size == sum(counts), f"{counts} for {len(cached)} pages"
+        assert len(owners) == pool.total // page, "a page has no owner"
+        assert len(cached) * page == sum(counts), f"{counts} for {len(cached)} pages"
         self._sweep(group)
 
     def _sweep(self, group: int) -> None:
         """Free pages hold nothing any more."""
+        size = self.pools[group].page_size
         for page in self.pools[group].free_set():
-            for slot in range(page * self.page_size, (page + 1) * self.page_size):
+            for slot in range(page * size, (page + 1) * size):
                 self.canary[group].pop(slot, None)
 
     def _audit_contents(self, group: int) -> None:
         """What the next token of each request sees is where the request looks for it, and locked if it is shared."""
+        if group == self.states:
+            self._audit_states()
+            return
         window = self.windows[group]
         for holder in self.holders:
             leased, mine = self.cache.slots(holder.lease)[group], holder.slots[group]
@@ -374,3 +456,30 @@ class CacheRig:
             assert there[first:].all(), "a token that is seen is not protected"
             for i, slot in enumerate(mine[first : holder.computed].tolist(), first):
                 assert self.canary[group].get(slot) == holder.prefix(i + 1), f"token {i}: slot {slot} holds other KV"
+
+    def _audit_states(self) -> None:
+        """Each request has the state it goes on from, and a leased one is the one that was read."""
+        assert self.states is not None
+        for holder in self.holders:
+            if not holder.computed:
+                continue
+            slot = holder.states.get(holder.computed, holder.snapshot)
+            assert self.canary[self.states].get(slot) == holder.prefix(holder.computed), (
+                f"slot {slot} holds another state"
+            )
+            if holder.snapshot >= 0:
+                leased = self.cache.slots(holder.lease)[self.states]
+                assert int(leased[-1]) == holder.snapshot, "a leased state moved"
+
+
+def toy_model(kinds: Sequence[Kind]) -> ModelSpec:
+    """Two layers of each state group."""
+    groups: list[GroupSpec] = []
+    for kind in kinds:
+        if kind == "states":
+            groups.append(GroupSpec("recurrent", "recurrent", draft="chain"))
+        else:
+            groups.append(GroupSpec("full") if kind is None else GroupSpec(f"window {kind}", "window", kind))
+    layers = [LayerSpec(1, 1, 1, group) for group, kind in enumerate(kinds) if kind != "states"]
+    states = (StateSpec(((1,),)),) * 2 if "states" in kinds else ()
+    return ModelSpec("toy", 8, 10**6, (*layers, *layers), tuple(groups), states=states)

@@ -20,11 +20,13 @@ from ..interfaces import Cache, EvictionNode, PluginContext
 from ..registry import check_contract
 from ..request import Namespace
 from ._cache_history import SALTS, History
-from ._cache_rig import CacheRig, Listener
+from ._cache_rig import CacheRig, Kind, Listener, toy_model
 
 # The state groups of toy models with windows: hybrid and pure, below and above the page, with two widths, and a window
 # of one token, which sees nothing before it.
-MODELS: tuple[tuple[int | None, ...], ...] = ((None, 6), (9,), (None, 3, 40), (1, None))
+MODELS: tuple[tuple[Kind, ...], ...] = ((None, 6), (9,), (None, 3, 40), (1, None))
+# And of models with recurrent layers: beside attention, alone, and beside a window.
+RECURRENT: tuple[tuple[Kind, ...], ...] = ((None, "states"), ("states",), (None, 6, "states"))
 
 
 class OldestFirst:
@@ -53,9 +55,9 @@ class CacheSuite:
         cache: Cache = self.plugin(self.plugin.Options(**self.options), context)
         return cache
 
-    def rig(self, page_size: int, pages: int = 24, windows: Sequence[int | None] = (None,)) -> CacheRig:
+    def rig(self, page_size: int, pages: int = 24, kinds: Sequence[Kind] = (None,)) -> CacheRig:
         """A new cache for a model with these state groups over new pools, driven and audited as the scheduler would."""
-        return CacheRig(self.plugin, self.make, pages, page_size, windows)
+        return CacheRig(self.plugin, self.make, pages, page_size, kinds)
 
     @pytest.fixture
     def sharing(self) -> None:
@@ -64,13 +66,21 @@ class CacheSuite:
             pytest.skip("this cache promises no sharing")
 
     @pytest.fixture(params=MODELS, ids=str)
-    def windows(self, request: pytest.FixtureRequest) -> tuple[int | None, ...]:
+    def windows(self, request: pytest.FixtureRequest) -> tuple[Kind, ...]:
         """State groups of a toy model with windows; skips the test for caches that have one pool for all of them."""
-        windows: tuple[int | None, ...] = request.param
-        rig = self.rig(1, windows=windows)
+        windows: tuple[Kind, ...] = request.param
+        rig = self.rig(1, kinds=windows)
         if all(window is None for window in rig.windows):
             pytest.skip("this cache keeps no windows apart")
         return windows
+
+    @pytest.fixture(params=RECURRENT, ids=str)
+    def recurrent(self, request: pytest.FixtureRequest) -> tuple[Kind, ...]:
+        """State groups of a toy model with recurrent layers; skips the test for caches that keep no states."""
+        kinds: tuple[Kind, ...] = request.param
+        if not any(group.states for group in self.plugin.groups(toy_model(kinds))):
+            pytest.skip("this cache keeps no states")
+        return kinds
 
     @pytest.fixture(params=[1, 4, 16])
     def page_size(self, request: pytest.FixtureRequest) -> int:
@@ -88,15 +98,19 @@ class CacheSuite:
         """Match, lease, compute, publish, release, evict, reset in any order keep every promise at every moment."""
         self._histories(page_size, (None,))
 
-    def test_any_order_of_operations_with_windows(self, page_size: int, windows: tuple[int | None, ...]) -> None:
+    def test_any_order_of_operations_with_windows(self, page_size: int, windows: tuple[Kind, ...]) -> None:
         """Likewise with several pools, where requests give back what no token sees any more."""
         self._histories(page_size, windows)
 
-    def test_pages_larger_than_the_windows(self, windows: tuple[int | None, ...]) -> None:
+    def test_any_order_of_operations_with_states(self, page_size: int, recurrent: tuple[Kind, ...]) -> None:
+        """Likewise with recurrent layers: a match ends at a state that was published there, and nowhere else."""
+        self._histories(page_size, recurrent)
+
+    def test_pages_larger_than_the_windows(self, windows: tuple[Kind, ...]) -> None:
         """Likewise with pages of 64 tokens, in fewer histories."""
         self._histories(64, windows, max(1, self.examples // 4))
 
-    def _histories(self, page_size: int, windows: tuple[int | None, ...], examples: int | None = None) -> None:
+    def _histories(self, page_size: int, kinds: tuple[Kind, ...], examples: int | None = None) -> None:
         quick = settings(
             max_examples=examples or self.examples,
             stateful_step_count=self.steps,
@@ -108,7 +122,7 @@ class CacheSuite:
 
         class Histories(History):
             def __init__(self) -> None:
-                super().__init__(suite.rig(page_size, windows=windows))
+                super().__init__(suite.rig(page_size, kinds=kinds))
 
         run_state_machine_as_test(Histories, settings=quick)
 

@@ -1,4 +1,4 @@
-"""What `radix` and `swa` have in common: one tree over tokens, and a component for each state group."""
+"""What `radix`, `swa` and `hybrid` have in common: one tree over tokens, and a component for each state group."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from phloem.batch import IntArray
 from phloem.errors import PluginError
 from phloem.interfaces import CacheCounts, CacheListener, Eviction, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
+from phloem.pool import SlotPool
 from phloem.request import Namespace
 
 from ._check import check_cache
 from ._component import Component
 from ._full import Full
+from ._recurrent import Recurrent
 from ._tree import Node, Root, Tree
 from ._window import CUT_TOKENS, Window
 
@@ -60,11 +62,12 @@ class TreeCache(ABC):
         self._page = context.page_size
         self._tree = tree = Tree(context.page_size)
         self._components: list[Component] = [
-            Full(tree, i, pool, rule) if group.window is None else Window(tree, i, pool, rule, group.window)
+            _component(tree, i, pool, rule, group)
             for i, (pool, group) in enumerate(zip(context.pools, groups, strict=True))
         ]
         tree.components = self._components
-        self._bounded = [part for part in self._components if isinstance(part, Window)]  # may end a match early
+        self._windows = [part for part in self._components if isinstance(part, Window)]
+        self._bounded = [part for part in self._components if not isinstance(part, Full)]  # may end a match early
         self._leases: set[TreeLease] = set()
         self._listeners: tuple[CacheListener, ...] = ()
 
@@ -84,13 +87,13 @@ class TreeCache(ABC):
         root = self._tree.roots.get(namespace)
         if root is None:
             return Match(0, Root(namespace, now))  # enters the tree when leased
-        node, end = self._find(root, tokens, limit)
+        node, end, shared = self._find(root, tokens, limit)
         if end < node.end:
             node = self._tree.split(node, end - node.start)
         self._tree.touch(node, now)
         for part in self._components:
             part.touch(node, now)
-        return Match(node.end, node)
+        return Match(node.end, node, shared)
 
     def peek(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
         """Length that `match` would find. Changes nothing."""
@@ -121,9 +124,8 @@ class TreeCache(ABC):
 
     def narrow(self, lease: Lease, start: int, group: int) -> None:
         """See `Narrows.narrow`."""
-        held, part = self._held(lease), self._components[group]
-        if isinstance(part, Window):
-            held.lows[group] = part.narrow(held.node, held.lows[group], start)
+        held = self._held(lease)
+        held.lows[group] = self._components[group].narrow(held.node, held.lows[group], start)
 
     def used(self, lease: Lease, found: int, priority: int) -> None:
         """Count a use of the leased path; see `CountsUses.used`."""
@@ -149,7 +151,7 @@ class TreeCache(ABC):
         if anchor.root.namespace != namespace:
             raise AssertionError(f"publish into {namespace} under a lease in {anchor.root.namespace}")
         end = length // self._page * self._page
-        cuts = [cut for part in self._bounded if (cut := _first(slots[part.index], start, end)) > start]
+        cuts = [cut for part in self._windows if (cut := _first(slots[part.index], start, end)) > start]
         node, child, at = self._tree.walk(anchor, tokens, end)
         node = node if child is None else self._tree.split(child, at)
         shared = node.end
@@ -197,21 +199,22 @@ class TreeCache(ABC):
         """Free `slots` slots, rounded up to pages, or all that is evictable if that is less; returns how many.
 
         Of a leaf that is longer than what is missing only the tail goes, in all groups; of the run of an inner node,
-        which only a window can miss, only the head.
+        which only a window can miss, only the head. A state goes as a whole.
         """
         assert 0 <= group < len(self._components), f"group {group} of a cache with {len(self._components)}"
-        part, page = self._components[group], self._page
+        part = self._components[group]
+        page = part.pool.page_size
         wanted = -(-slots // page) * page
         freed = 0
         try:
             while (missing := wanted - part.freed) > 0 and (node := part.pop()) is not None:
                 if node.is_candidate:
-                    if node.tokens > missing:
+                    if part.divisible and node.tokens > missing:
                         self._tree.split(node, node.tokens - missing)
                     self._settle(self._remove(node))
                 else:
                     cut = max(missing, -(-CUT_TOKENS // page) * page)
-                    part.bury(self._tree.split(node, cut) if node.tokens > cut else node)
+                    part.bury(self._tree.split(node, cut) if part.divisible and node.tokens > cut else node)
         finally:  # a rule that raises must not cost slots
             freed = part.freed
             self._flush()
@@ -274,19 +277,20 @@ class TreeCache(ABC):
         owned: list[set[int]] = []
         for part in self._components:
             held = [slots for node in self._tree.nodes() if (slots := part.slots(node)) is not None]
-            owned.append({int(slot) // self._page for slots in held for slot in slots[:: self._page]})
+            page = part.pool.page_size
+            owned.append({int(slot) // page for slots in held for slot in slots[::page]})
         return owned
 
     # --- helpers
 
-    def _find(self, root: Root, tokens: array[int], limit: int) -> tuple[Node, int]:
-        """The longest usable prefix of tokens[:limit], and the node that holds its last token."""
+    def _find(self, root: Root, tokens: array[int], limit: int) -> tuple[Node, int, int]:
+        """The longest usable prefix of tokens[:limit], the node that holds its last token, and the longest stored."""
         limit = min(limit, len(tokens))
         node, child, part = self._tree.walk(root, tokens, limit // self._page * self._page)
         end = node.end + part
         if child is not None and part:
             node = child
-        return self._agreed(node, end) if self._bounded else (node, end)
+        return (*self._agreed(node, end), end) if self._bounded else (node, end, end)
 
     def _agreed(self, bottom: Node, end: int) -> tuple[Node, int]:
         """The longest prefix of `end` tokens that all components can go on from, and the node that holds its end."""
@@ -327,6 +331,12 @@ class TreeCache(ABC):
         for part in self._components:
             changed |= part.flush() > 0
         self.version += changed
+
+
+def _component(tree: Tree, index: int, pool: SlotPool, rule: Eviction, group: PoolGroup) -> Component:
+    if group.states:
+        return Recurrent(tree, index, pool, rule)
+    return Full(tree, index, pool, rule) if group.window is None else Window(tree, index, pool, rule, group.window)
 
 
 def _first(slots: IntArray, start: int, end: int) -> int:

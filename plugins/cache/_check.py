@@ -30,11 +30,12 @@ def check_cache(tree: Tree, components: Sequence[Component], leases: Sequence[tu
 
 def _check_slots(tree: Tree, part: Component) -> None:
     """Whole pages, each at one place only, and none of them free."""
-    page, owned = tree.page_size, []
+    page, owned = part.pool.page_size, []
     for node in tree.nodes():
         slots = part.slots(node)
         if slots is not None:
-            _check_pages(slots, node.tokens, page)
+            if part.divisible:
+                _check_pages(slots, node.tokens, page)
             owned += slots[::page].tolist()
     assert len(set(owned)) == len(owned), "a page lies at two places of the tree"
     free = part.pool.free_set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ class Component(ABC):
     Slots that leave the tree are gathered and go back to the pool together, by `flush`: a rule that raises in the
     middle of an eviction costs none.
     """
+
+    divisible: ClassVar[bool] = True  # slots are tokens': a node may lose some of them
 
     def __init__(self, tree: Tree, index: int, pool: SlotPool) -> None:
         self.tree, self.index, self.pool = tree, index, pool
@@ -47,6 +49,10 @@ class Component(ABC):
     @abstractmethod
     def unlock(self, node: Node, low: int, now: int | None) -> None:
         """Undo a `lock` that began at `low`; `now` where a request ends here, None where it goes on elsewhere."""
+
+    def narrow(self, node: Node, low: int, start: int) -> int:
+        """See `Narrows.narrow`, of a lock that began at `low`; returns where it begins now. May split nodes."""
+        return low
 
     @abstractmethod
     def gather(self, node: Node, low: int, start: int) -> IntArray:

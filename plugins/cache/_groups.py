@@ -20,3 +20,9 @@ def pool_groups(spec: ModelSpec) -> tuple[PoolGroup, ...]:
         if layers:
             made.append(PoolGroup(group.name, layers, group.window))
     return tuple(made)
+
+
+def all_groups(spec: ModelSpec) -> tuple[PoolGroup, ...]:
+    """Those of `pool_groups`, and behind them one for states. There is always one whose slots are tokens'."""
+    groups = pool_groups(spec) or (PoolGroup("full", ()),)
+    return (*groups, PoolGroup("recurrent", (), None, tuple(range(len(spec.states))))) if spec.states else groups

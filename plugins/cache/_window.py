@@ -4,72 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from phloem.batch import IntArray
-from phloem.interfaces import CacheCounts, Eviction
+from phloem.interfaces import Eviction
 from phloem.pool import SlotPool
 
-from ._component import Component, whole
-from ._heap import Heap
+from ._runs import Run, Runs
 from ._tree import Node, Tree
 
 # Of an inner node so many tokens are evicted at once, where it has them: each cut leaves one node more on the path.
 CUT_TOKENS = 64
 
 
-class Run:
-    """The window slots of one node. Eviction rules see it as EvictionNode, with a recency of its own: a use is a match
-    or the end of a request, of the last w tokens before it. What has never been used so, such as the inner part of a
-    long prompt, has `last_access` 0: else it would push out the ends of older conversations.
-
-    `locks` counts the leases that need it. They need all of it or nothing: nodes are split where a lease's window
-    begins. `slots` is None once it has left the tree.
-    """
-
-    __slots__ = ("entry", "last_access", "level", "locks", "node", "slots")
-
-    def __init__(self, node: Node, slots: IntArray) -> None:
-        self.node = node
-        self.slots: IntArray | None = slots
-        self.locks = 0
-        self.last_access, self.level = 0, 0.0
-        self.entry: Any = None
-
-    @property
-    def is_candidate(self) -> bool:
-        """True if it may be evicted."""
-        return self.slots is not None and not self.locks
-
-    @property
-    def tokens(self) -> int:
-        """The node's."""
-        return len(self.node.key)
-
-    @property
-    def end(self) -> int:
-        """The node's."""
-        return self.node.end
-
-    @property
-    def created(self) -> int:
-        """The node's."""
-        return self.node.created
-
-    @property
-    def hits(self) -> int:
-        """The node's."""
-        return self.node.hits
-
-    @property
-    def priority(self) -> int:
-        """The node's."""
-        return self.node.priority
-
-
-class Window(Component):
+class Window(Runs):
     """State of a node: a `Run`, or None where its slots are gone.
 
     A match may end where the `window - 1` tokens before it have slots, and a lease protects those, to the page. Any
@@ -78,10 +27,8 @@ class Window(Component):
     """
 
     def __init__(self, tree: Tree, index: int, pool: SlotPool, rule: Eviction, window: int) -> None:
-        super().__init__(tree, index, pool)
-        self.heap: Heap[Run] = Heap(rule, tree)
+        super().__init__(tree, index, pool, rule)
         self.need = window - 1  # tokens before a match's end that the next token sees
-        self._evictable = self._protected = 0
 
     def reach(self, bottom: Node, end: int) -> int:
         """Goes up the path until so much of a row has slots."""
@@ -108,10 +55,7 @@ class Window(Component):
             if at.start < low:
                 self.tree.split(at, low - at.start)
             run: Run = at.states[self.index]
-            if not run.locks:
-                self._evictable -= run.tokens
-                self._protected += run.tokens
-            run.locks += 1
+            self.hold(run)
             at = _up(at)
         return at.end
 
@@ -120,13 +64,7 @@ class Window(Component):
         at = node
         while at.end > low:
             run: Run = at.states[self.index]
-            run.locks -= 1
-            if not run.locks:
-                self._evictable += run.tokens
-                self._protected -= run.tokens
-                if now is not None:
-                    run.last_access, run.level = now, self.tree.level
-                self.heap.offer(run)
+            self.let_go(run, now)
             at = _up(at)
 
     def narrow(self, node: Node, low: int, start: int) -> int:
@@ -160,15 +98,13 @@ class Window(Component):
             if run is not None:
                 if at.start < low:
                     self.tree.split(at, low - at.start)
-                run.last_access, run.level = now, self.tree.level
-                if not run.locks:
-                    self.heap.offer(run)
+                self.use(run, now)
             at = _up(at)
 
     def fill(self, node: Node, slots: IntArray) -> None:
         """A run, or a tombstone from the start."""
         if slots[0] >= 0:
-            self._add(node, slots)
+            self.add(node, slots)
 
     def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
         """Heal the tombstones that the publisher has slots for; its copies of the rest are not needed."""
@@ -178,7 +114,7 @@ class Window(Component):
             if own[0] < 0:
                 continue
             if node.states[self.index] is None:
-                self._add(node, own)
+                self.add(node, own)
                 healed = True
             else:
                 self.free(own.copy())
@@ -197,45 +133,6 @@ class Window(Component):
             self.heap.offer(head)
             self.heap.offer(run)
 
-    def drop(self, node: Node) -> None:
-        """Its slots, if there are any, are free."""
-        if node.states[self.index] is not None:
-            self.bury(node)
-
-    def ready(self, node: Node) -> None:
-        """Its run has been a candidate since no lease needed it."""
-
-    def pop(self) -> Node | None:
-        """A node whose run no lease needs."""
-        run = self.heap.pop()
-        return None if run is None else run.node
-
-    def bury(self, node: Node) -> None:
-        """Leave a tombstone."""
-        run: Run = node.states[self.index]
-        assert run.slots is not None, "a run that has left the tree already"
-        assert not run.locks, "a run that is needed cannot go"
-        self._evictable -= run.tokens
-        self.free(run.slots)
-        run.slots = node.states[self.index] = None
-
-    def clear(self) -> None:
-        """Bury what is not needed."""
-        self.heap.clear()
-        for node in self.tree.nodes():
-            run: Run | None = node.states[self.index]
-            if run is not None and not run.locks:
-                self.bury(node)
-
-    def counts(self) -> CacheCounts:
-        """Slots of runs."""
-        return CacheCounts(self._evictable, self._protected)
-
-    def slots(self, node: Node) -> IntArray | None:
-        """Those of the run."""
-        run: Run | None = node.states[self.index]
-        return None if run is None else run.slots
-
     def check(self, ends: Sequence[tuple[Node, int]]) -> None:
         """Locks against leases, counts against runs, the heap against both."""
         needed: Counter[int] = Counter()
@@ -246,21 +143,7 @@ class Window(Component):
                 assert at.start >= low, "a node that a lease needs in part"
                 needed[id(at)] += 1
                 at = _up(at)
-        runs = [(id(node), node.states[self.index]) for node in self.tree.nodes()]
-        live: list[tuple[int, Run]] = [(node, run) for node, run in runs if run is not None]
-        for where, run in live:
-            assert run.slots is not None, "a run in the tree without slots"
-            assert id(run.node) == where, "a run at another node than its own"
-            assert run.locks == needed[where], f"{run.locks} locks at a run that {needed[where]} leases need"
-        evictable = sum(run.tokens for _, run in live if not run.locks)
-        actual = CacheCounts(evictable, sum(run.tokens for _, run in live) - evictable)
-        assert self.counts() == actual, f"counted {self.counts()}, there are {actual}"
-        self.heap.check(sum(run.is_candidate for _, run in live))
-
-    def _add(self, node: Node, slots: IntArray) -> None:
-        run = node.states[self.index] = Run(node, whole(slots))
-        self._evictable += run.tokens
-        self.heap.offer(run)
+        self.check_runs(needed)
 
 
 def _up(node: Node) -> Node:

@@ -12,7 +12,7 @@ from phloem.interfaces import CacheCounts, CacheListener, Lease, Match, PluginCo
 from phloem.model_spec import ModelSpec
 from phloem.request import Namespace
 
-from ._groups import pool_groups
+from ._groups import all_groups
 
 _NO_SLOTS: IntArray = np.empty(0, dtype=np.int32)
 
@@ -50,7 +50,7 @@ class ChunkCache:
     @classmethod
     def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
         """One pool for each state group: requests give back what lies behind their windows."""
-        return pool_groups(spec)
+        return all_groups(spec)
 
     def match(self, tokens: array[int], limit: int, namespace: Namespace) -> Match:
         """No prefix."""

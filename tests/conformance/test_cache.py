@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phloem.plugins.cache.chunk import ChunkCache
+from phloem.plugins.cache.hybrid import HybridCache
 from phloem.plugins.cache.radix import RadixCache
 from phloem.plugins.cache.swa import SwaCache
 from phloem.testing.cache import CacheSuite
@@ -36,6 +37,13 @@ class TestSwa(CacheSuite):
     """what-breaks 7: tombstones are healed, with a canary in every slot."""
 
     plugin = SwaCache
+
+
+class TestHybrid(CacheSuite):
+    """A state for each of its snapshots, whatever is cut, evicted and published again around it."""
+
+    plugin = HybridCache
+    examples = 20
 
 
 class TestChunk(CacheSuite):

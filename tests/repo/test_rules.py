@@ -37,6 +37,8 @@ PARTS = {
     "events": (390, ("events", "feed", "mirror")),
     # What is proposed, how much of it pays at the present batch, drafters that fail or hang, and both verifications.
     "drafts": (800, ("drafting", "drafts", "draft_cost", "draft_size", "draws", "verifier", "deadline")),
+    # How many slots of which kind there are, asked once; and those of recurrent states, which only the ledger knows.
+    "memory": (380, ("memory", "windows", "state_slots", "states")),
     # Lazy orders, requests that wait for a prefix in the making, and what requests will still write.
     "queue": (300, ("waiting", "parking", "policies", "ranked", "foresight")),
 }
