@@ -8,6 +8,7 @@ the only module that reads the environment.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -172,6 +173,11 @@ def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, us
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)
     if shared:
         raise PluginError(f"{kind} plugin '{use}' declares the option '{shared.pop()}', which is the core's own")
+    return _mixed(base, plugin)
+
+
+@functools.lru_cache(maxsize=64)
+def _mixed(base: type[s.PluginSection], plugin: type[Any]) -> type[s.PluginSection]:
     cls = create_model(base.__name__, __base__=(plugin.Options, base), __cls_kwargs__=_NO_SOURCE)
     cls.plugin = plugin
     return cls
@@ -276,9 +282,7 @@ def _undrawn(config: Config) -> Iterator[str]:
     if config.engine.verify != "rejection":
         return
     place = f"{_where(config.layers, ('engine', 'verify'))}: engine.verify: rejection"
-    able: list[tuple[str, frozenset[str]]] = [
-        (item.use, getattr(item.plugin, "capabilities", frozenset())) for item in config.spec
-    ]
+    able = [(item.use, getattr(item.plugin, "capabilities", frozenset[str]())) for item in config.spec]
     followers = [(use, capabilities) for use, capabilities in able if "leads" not in capabilities]
     names = ", ".join(use for use, _ in followers) or "none"
     if len(followers) != 1:

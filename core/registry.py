@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -56,22 +58,38 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"(known: {', '.join(options)})" if options else "(none is installed)"
 
 
+@functools.lru_cache(maxsize=8)
+def _scan(paths: tuple[str, ...], changed: tuple[int, ...]) -> Mapping[tuple[str, str], list[Found]]:
+    """All plugins by kind and name. Some hundred files are read; kept until a folder has `changed`."""
+    every: dict[tuple[str, str], list[Found]] = {}
+    seen: set[str] = set()
+    for dist in metadata.distributions(path=list(paths)):
+        entries = [entry for entry in dist.entry_points if entry.group.startswith("phloem.")]
+        name, version = (dist.metadata["Name"], dist.version) if entries else ("", "")
+        if not entries or name in seen:  # an earlier copy on the path shadows a later one, as for imports
+            continue
+        seen.add(name)
+        for entry in entries:
+            kind = entry.group.removeprefix("phloem.")
+            found = Found(kind, entry.name, entry.value, name, version, entry)
+            every.setdefault((kind, entry.name), []).append(found)
+    return every
+
+
+def _changed(folder: str) -> int:
+    """When something was last installed into a folder of the path, in ns; 0 for what is no folder."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
 class Registry:
     """The plugins installed on `path` (default: sys.path), read once, from metadata only."""
 
     def __init__(self, path: Sequence[str] | None = None) -> None:
-        self._found: dict[tuple[str, str], list[Found]] = {}
-        seen: set[str] = set()
-        for dist in metadata.distributions() if path is None else metadata.distributions(path=list(path)):
-            entries = [entry for entry in dist.entry_points if entry.group.startswith("phloem.")]
-            name, version = (dist.metadata["Name"], dist.version) if entries else ("", "")
-            if not entries or name in seen:  # an earlier copy on the path shadows a later one, as for imports
-                continue
-            seen.add(name)
-            for entry in entries:
-                kind = entry.group.removeprefix("phloem.")
-                found = Found(kind, entry.name, entry.value, name, version, entry)
-                self._found.setdefault((kind, entry.name), []).append(found)
+        paths = tuple(sys.path) if path is None else tuple(path)
+        self._found = _scan(paths, tuple(map(_changed, paths)))
 
     def found(self, kind: str | None = None) -> list[Found]:
         """Every installed plugin (of a kind), duplicates included, ordered by kind and name."""
