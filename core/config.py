@@ -169,7 +169,7 @@ def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, us
     """The section class with the options of plugin `use` mixed in; PluginError if the plugin cannot be used."""
     if (use == "none" and kind in ("grammar", "events", "key")) or (use == "auto" and kind in AUTO):
         return base
-    plugin = registry.load(kind, use)
+    plugin: Any = registry.load(kind, use)
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)
     if shared:
         raise PluginError(f"{kind} plugin '{use}' declares the option '{shared.pop()}', which is the core's own")
