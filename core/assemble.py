@@ -49,12 +49,8 @@ def build_parts(config: Config) -> Parts:
     model: Model = build("model", config.model, context)
     config.check_requires("model", model.spec.name, model.spec.capabilities)
     tokenizer = Tokenizer(model.tokenizer)
-    base: dict[str, Any] = {
-        "model": model.spec,
-        "tokenizer": tokenizer,
-        "device": str(device),
-        "page_size": config.cache.page_size,
-    }
+    base: dict[str, Any] = {"model": model.spec, "tokenizer": tokenizer, "device": str(device)}
+    base["page_size"] = config.cache.page_size
 
     def make(kind: str, section: Any, **more: Any) -> Any:
         return build(kind, section, PluginContext(kind, getattr(section, "use", str(section)), **base, **more))
@@ -64,7 +60,11 @@ def build_parts(config: Config) -> Parts:
     _check_states(use, model.spec, groups)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     dtype = _DTYPES[model.spec.dtype]
-    memory = plan_memory(config, use, model.spec, groups, dtype.itemsize, device, ahead=ahead)
+    drafters = [(section.use, make("spec", section, extras={"path": model.path})) for section in config.spec]
+    keeping = [(name, each) for name, each in drafters if "kv" in getattr(each, "capabilities", ())]
+    memory = plan_memory(config, use, model.spec, groups, dtype.itemsize, device, ahead=ahead, drafters=keeping)
+    for _, each in keeping:
+        each.allocate(each.kv_tokens or memory.tokens, config.schedule.max_running)
     pages = [1 if group.states else config.cache.page_size for group in groups]
     pools = tuple(SlotPool(slots // page, page) for slots, page in zip(memory.slots, pages, strict=True))
     context = PluginContext("cache", use, **base, pools=pools)
@@ -74,8 +74,7 @@ def build_parts(config: Config) -> Parts:
     limits, limit = config.schedule, memory.max_total_tokens
     holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s)
     ledger = _ledger(cache, groups, pools, kv, holds, limits, memory)
-
-    drafting = Drafting([(section.use, make("spec", section)) for section in config.spec], model.spec.vocab_size)
+    drafting = Drafting(drafters, model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
     policy = make("schedule", limits)
     if "listens" in policy.capabilities:
@@ -85,8 +84,7 @@ def build_parts(config: Config) -> Parts:
         return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
 
     attention = _attention(config, model.spec, make)
-    able = all("tree_mask" in getattr(part, "capabilities", ()) for part in (attention, model))
-    trees = able and all(group.draft == "tree" for group in model.spec.groups)
+    trees = _branches(attention, model)
     scheduler = Scheduler(ledger, policy, limits, drafting.propose_all, host_bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead, states)
@@ -103,6 +101,12 @@ def build_parts(config: Config) -> Parts:
     feed = _feed(config, cache, inbox.put, device, make("events", config.events))
     ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
     return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
+
+
+def _branches(attention: Attention, model: Model) -> bool:
+    """Whether drafts may be trees: the kernel takes them, and the model in all its layers."""
+    able = all("tree_mask" in getattr(part, "capabilities", ()) for part in (attention, model))
+    return able and all(group.draft == "tree" for group in model.spec.groups)
 
 
 def _device(config: Config) -> torch.device:

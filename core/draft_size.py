@@ -30,6 +30,7 @@ class _Record:
     hits: float = 0.0
     vain: int = 0  # proposals in a row of which nothing was taken up
     until: int = 0  # length of the text before which it is not asked
+    probes: bool = False  # it is asked to learn whether its drafts would pay
 
 
 @dataclass(slots=True)
@@ -65,9 +66,10 @@ class Sizer:
     def took(self, name: str, seconds: float, requests: int = 1, levels: int = 1) -> None:
         """What asking a drafter for so many requests has cost; the deepest draft had so many levels."""
         habit = self._habit(name)
-        habit.seconds += 0.1 * (seconds / requests - habit.seconds)
-        habit.level_s += 0.1 * (seconds / requests / levels - habit.level_s)
         self._asking += seconds
+        each = min(seconds / requests, 3 * (habit.seconds or seconds))  # a long prompt that it reads is no measure
+        habit.seconds += 0.1 * (each - habit.seconds)
+        habit.level_s += 0.1 * (each / levels - habit.level_s)
 
     def pays(self, request: Request, name: str, budget: int) -> int:
         """How many levels to ask for where each costs the drafter a pass; known before there is a draft to look at.
@@ -77,7 +79,9 @@ class Sizer:
         record, habit = self._record(request, name), self._habit(name)
         usual = (sum(habit.hits) + _PRIOR * UNKNOWN) / (sum(habit.tested) + _PRIOR)
         chance = min(_SURE, usual * (record.hits + 2.0) / (record.tested + 2.0))
-        return self.cost.pays([chance**level for level in range(1, budget + 1)], habit.level_s)
+        levels = self.cost.pays([chance**level for level in range(1, budget + 1)], habit.level_s)
+        record.probes = not levels
+        return levels
 
     def judged(self, request: Request, name: str, draft: Draft, chain: Sequence[int]) -> Draft:
         """The proposal with chances in place of the drafter's own confidence."""
@@ -136,7 +140,9 @@ class Sizer:
         for name in names:
             record = self._record(request, name)
             record.vain = 0 if taken else record.vain + 1
-            idle = 0 if taken else min(_MOST_IDLE, int(self._habit(name).seconds / (_DEAR * part)))
+            idle = (
+                0 if taken and not record.probes else min(_MOST_IDLE, int(self._habit(name).seconds / (_DEAR * part)))
+            )
             record.until = len(request.tokens) + 1 + idle
             vain = max(vain, record.vain)
         if names:

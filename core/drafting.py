@@ -165,7 +165,6 @@ class Drafting:
             draws = self._draws(drafter, place, paid)
             # what pays nothing is asked for a little, to learn whether it would
             questions.append(_Question.of(place, paid or min(place.room, 2), draws))
-            place.asked.append(name)
         for group in [questions] if batched else [[one] for one in questions]:
             begin = time.perf_counter()
             answers = self._asked(name, drafter, group) if group else []
@@ -174,6 +173,8 @@ class Drafting:
                 sizer.took(name, time.perf_counter() - begin, len(group), levels)
             for question, draft in answers:
                 place = question.place
+                if draft or not batched:  # one that reads has nothing yet, and need not rest from it
+                    place.asked.append(name)
                 if draft and sizer is not None:
                     draft = sizer.judged(place.request, name, draft, place.chain)
                 place.drafts += [draft] if draft else []

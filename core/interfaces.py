@@ -17,15 +17,16 @@ import numpy.typing as npt
 
 from .batch import Batch, IntArray
 from .constraint import Constraint, Unenforced
-from .drafts import Draft
-from .draws import Draws
+from .drafters import BatchedDrafter as BatchedDrafter
+from .drafters import DraftContext as DraftContext
+from .drafters import Drafter as Drafter
+from .drafters import HoldsKV as HoldsKV
 from .eviction import Eviction as Eviction  # the kinds are looked up by name in this module
 from .eviction import EvictionNode as EvictionNode
 from .feed import Events as Events
 from .keys import KeyScheme as KeyScheme
 from .messages import GenerateCall
 from .model_spec import ModelSpec
-from .params import SamplingParams
 from .parsing import Parser as Parser
 from .parsing import ParserStream as ParserStream
 from .parsing import Piece as Piece
@@ -296,60 +297,6 @@ class SparseHead(Protocol):
 
     def logits_at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Columns of `logits` for one row: [hidden], [K] int64 -> float32 [K]."""
-
-
-# --- kind "spec" -------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class DraftContext:
-    """What a drafter may see of a request. It never sees the target's pending draw (design §6)."""
-
-    request_id: str
-    tokens: array[int]  # prompt and output, and the chain of a drafter that leads; read only
-    prompt_len: int
-    namespace: Namespace
-    matcher: Matcher | None  # stands after `tokens`; leave it as found
-    params: SamplingParams
-    chain: int = 0  # so many last `tokens` are a leader's proposal, not written yet
-    draws: Draws | None = None  # given where rejection sampling will verify: every node is drawn here, and nowhere else
-
-
-class Drafter(Protocol):
-    """Kind `spec`. Proposes continuations; the engine verifies them. Wrong proposals cost time, never correctness.
-
-    Raising, or proposing nonsense, switches the drafter off for that request. Capability `leads`: its chain is so
-    likely that drafters after it are asked to continue it (their `context.tokens` and `matcher` stand at its end).
-    Capability `inline`: `propose` is called on the loop's thread, where nothing can end it, so it promises to return
-    soon. Others are called on a thread of their own, while the loop waits a second at most. Capability `drawn`: it
-    draws its nodes where it is given `context.draws`.
-    """
-
-    def propose(self, context: DraftContext, budget: int) -> Draft | None:
-        """At most `budget` nodes continuing context.tokens, or None. Called once a step for a request that samples."""
-
-    def forget(self, request_id: str) -> None:
-        """The request has ended. Called once."""
-
-
-class BatchedDrafter(Protocol):
-    """What a drafter with the capability `batched` has besides: one question for all requests of a step.
-
-    Each level of its drafts is taken to cost a pass of its own, so it is asked for as many nodes as pay.
-    """
-
-    def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> Sequence[Draft | None]:
-        """`propose` for each. Called once a step; what it raises switches it off for all of these requests."""
-
-
-class HoldsKV(Protocol):
-    """What a drafter with the capability `kv` has besides: K and V of its own, which the memory plan counts."""
-
-    kv_bytes: int  # of one token
-    kv_tokens: int | None  # slots that it wants; None: as many as the target's pool has
-
-    def allocate(self, tokens: int, requests: int) -> None:
-        """Take memory for so many tokens, and room for so many texts at a time. Called once, before any proposal."""
 
 
 # --- kind "grammar" ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from . import windows as win
 from .config import Config
 from .errors import ConfigError
-from .interfaces import PoolGroup
+from .interfaces import HoldsKV, PoolGroup
 from .model_spec import ModelSpec
 from .state_slots import DRAFTING, per_request, pool_size
 
@@ -45,6 +45,7 @@ class _Split:
     groups: Sequence[PoolGroup]
     bytes: Sequence[int]  # of one slot
     ahead: bool
+    drafters: Sequence[tuple[str, HoldsKV]]
 
     @property
     def drafts(self) -> int:
@@ -82,8 +83,9 @@ class _Split:
         return (*made, states) if states else made
 
     def cost(self, tokens: int) -> int:
-        """Bytes of all groups."""
-        return sum(size * each for size, each in zip(self.sizes(tokens), self.bytes, strict=True))
+        """Bytes of all groups, and of what drafters keep."""
+        drafts = sum((each.kv_tokens or tokens) * each.kv_bytes for _, each in self.drafters)
+        return drafts + sum(size * each for size, each in zip(self.sizes(tokens), self.bytes, strict=True))
 
     def fit(self, budget: int) -> int:
         """Most tokens, in whole pages, that cost no more than `budget`."""
@@ -109,6 +111,10 @@ class _Split:
                 f"{total:,} states ({self.config.schedule.max_running:,} requests x {each}"
                 f" + {DRAFTING} x {self.drafts} draft nodes + {snapshots:,} kept) x {self.bytes[-1]:,} bytes"
             )
+        parts += [
+            f"{each.kv_tokens or tokens:,} tokens x {each.kv_bytes:,} bytes for spec.{name}"
+            for name, each in self.drafters
+        ]
         kept = "states" if not any(self.bytes[:-1]) and self.groups[-1].states else "KV"
         return f"{' + '.join(parts)} = {self.cost(tokens) / GIB:.2f} GiB of {kept}"
 
@@ -122,8 +128,9 @@ def plan_memory(
     device: torch.device,
     *,
     ahead: bool,
+    drafters: Sequence[tuple[str, HoldsKV]],
 ) -> MemoryPlan:
-    """Split memory among the groups of the plugin `cache`; `ahead`: steps overlap.
+    """Split memory among the groups of the plugin `cache` and what `drafters` keep; `ahead`: steps overlap.
 
     `cache.tokens` wins over `cache.size`. Raises ConfigError with the arithmetic and two ways out.
     """
@@ -133,16 +140,9 @@ def plan_memory(
         + sum(spec.states[i].floats for i in group.states) * 4  # they are float32
         for group in groups
     ]
-    split = _Split(config, groups, each, ahead)
+    split = _Split(config, groups, each, ahead, drafters)
     free = _free_bytes(device)
-    if config.cache.tokens is not None:
-        tokens = config.cache.tokens
-    elif config.cache.size != "auto":
-        tokens = split.fit(config.cache.size)
-    elif device.type == "cpu":
-        tokens = split.fit(min(int(free * AUTO_SHARE_CPU), AUTO_MOST_BYTES))
-    else:
-        tokens = split.fit(int(free * AUTO_SHARE_GPU))
+    tokens = _tokens(split, free, device)
     arithmetic, need = split.text(tokens), split.cost(tokens)
     if tokens < page:
         raise ConfigError(
@@ -176,6 +176,18 @@ def plan_memory(
     return MemoryPlan(tokens, split.sizes(tokens), limit, why, text, pinnable, *states)
 
 
+def _tokens(split: _Split, free: int, device: torch.device) -> int:
+    """Tokens of the pool: as many as asked for, or as fit in the bytes that are."""
+    cache = split.config.cache
+    if cache.tokens is not None:
+        return cache.tokens
+    if cache.size != "auto":
+        return split.fit(cache.size)
+    if device.type == "cpu":
+        return split.fit(min(int(free * AUTO_SHARE_CPU), AUTO_MOST_BYTES))
+    return split.fit(int(free * AUTO_SHARE_GPU))
+
+
 def _context(config: Config, spec: ModelSpec) -> int:
     """Most tokens of one request that model and config allow."""
     wanted = config.engine.context_length
@@ -194,8 +206,8 @@ def _check_windows(cache: str, groups: Sequence[PoolGroup], slots: Sequence[int]
             raise ConfigError(
                 f"cache: {cache!r} keeps a window of {group.window} tokens for some layers, and the pool "
                 f"would have {size} slots for them: no request could fill one",
-                hint=f"raise cache.tokens to at least {min(group.window, context)}, or say `cache: radix`, which has one "
-                "pool",
+                hint=f"raise cache.tokens to at least {min(group.window, context)}, or say `cache: radix`, which has "
+                "one pool",
             )
 
 

@@ -35,8 +35,9 @@ PARTS = {
     "programs": (450, ("choosing", "growing", "scoring", "holds", "pins", "siblings")),
     # The loop queues a few words, the rest is on a thread of its own; mirrors are for programs that have no engine.
     "events": (390, ("events", "feed", "mirror")),
-    # What is proposed, how much of it pays at the present batch, drafters that fail or hang, and both verifications.
-    "drafts": (800, ("drafting", "drafts", "draft_cost", "draft_size", "draws", "verifier", "deadline")),
+    # What drafters are asked and propose, how much of it pays at the present batch, drafters that fail or hang, and how
+    # drafts are verified, in both ways.
+    "drafts": (860, ("drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "verifier", "deadline")),
     # How many slots of which kind there are, asked once; and those of recurrent states, which only the ledger knows.
     "memory": (380, ("memory", "windows", "state_slots", "states")),
     # Lazy orders, requests that wait for a prefix in the making, and what requests will still write.
