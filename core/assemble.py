@@ -36,6 +36,7 @@ from .sampler import Sampler
 from .scheduler import Scheduler
 from .state_slots import StateSlots
 from .states import StateStore
+from .tier_setup import build_tiers
 from .tokenizer import Tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,6 +100,7 @@ def build_parts(config: Config) -> Parts:
     info = ServiceInfo(name, model.path, model.spec, limit, time.time(), ledger.shares)
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     feed = _feed(config, cache, inbox.put, device, make("events", config.events))
+    scheduler.tiers = ledger.tiers = build_tiers(config, use, ledger, model, make, inbox.put, executor.in_order)
     ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
     return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
 

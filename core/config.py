@@ -22,6 +22,7 @@ from .config_layers import LISTS, NAMES, SLOTS, Layer, get, read_layers, walk
 from .config_yaml import KeyPath, Mark, dotted
 from .errors import ConfigError, PluginError
 from .registry import AUTO, Registry, did_you_mean
+from .tier_setup import unmet_by_cache
 
 
 class Config(BaseSettings):
@@ -113,7 +114,11 @@ def _resolve(layers: list[Layer], env: Mapping[str, str], problems: list[str]) -
         except ValueError as reason:
             problems.append(f"{_where(layers, place)}: {dotted(place)}: {reason}")
     if not problems:
-        problems += [*_unmet(config, _static_providers(config)), *_undrawn(config)]
+        problems += [
+            *_unmet(config, _static_providers(config)),
+            *_undrawn(config),
+            *unmet_by_cache(config),
+        ]
     if problems:
         raise ConfigError(problems)
     return config
@@ -167,7 +172,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
 
 def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, use: str) -> type[s.PluginSection]:
     """The section class with the options of plugin `use` mixed in; PluginError if the plugin cannot be used."""
-    if (use == "none" and kind in ("grammar", "events", "key")) or (use == "auto" and kind in AUTO):
+    if (use == "none" and kind in ("grammar", "events", "key", "storage")) or (use == "auto" and kind in AUTO):
         return base
     plugin: Any = registry.load(kind, use)
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)

@@ -25,6 +25,7 @@ SLOTS: dict[tuple[str, ...], tuple[str, type[s.PluginSection]]] = {
     ("cache",): ("cache", s.CacheSection),
     ("cache", "eviction"): ("eviction", s.PluginSection),
     ("cache", "key"): ("key", s.PluginSection),
+    ("cache", "disk"): ("storage", s.PluginSection),
     ("schedule",): ("schedule", s.ScheduleSection),
     ("grammar",): ("grammar", s.GrammarSection),
     ("attention",): ("attention", s.AttentionSection),
@@ -124,7 +125,9 @@ def _default_layer() -> Layer:
     data["spec"] = [{"use": "grammar"}]
     if importlib.util.find_spec("xgrammar") is None:  # an extra: nobody asked for it
         data["grammar"]["use"] = "none"
-    data["cache"] |= {name: {"use": s.CacheSection.model_fields[name].default.use} for name in ("eviction", "key")}
+    data["cache"] |= {
+        name: {"use": s.CacheSection.model_fields[name].default.use} for name in ("eviction", "key", "disk")
+    }
     return Layer("default", data)
 
 
@@ -164,6 +167,8 @@ def _normalise(layers: Sequence[Layer], problems: list[str]) -> None:
             if isinstance(held, dict) and key in held:
                 held[key] = _absolute(layer, held[key])
     _settle_attention(layers, problems)
+    if any(get(layer.data, ("cache", "disk")) for layer in layers[1:]):  # whoever says more than nothing wants one
+        layers[0].data["cache"]["disk"]["use"] = "file"
     for path, (_, section) in SLOTS.items():
         _drop_overridden(layers, path, set(section.model_fields))
     for i, layer in enumerate(layers):

@@ -129,6 +129,16 @@ class ModelSection(PluginSection):
     """Type of weights and KV; `auto` is float32 on a CPU and the checkpoint's own type on a GPU."""
 
 
+class HostSection(Section):
+    """Host memory below the KV pool."""
+
+    size: Annotated[Size, Field(ge=1)]
+    """Bytes of KV that are kept there."""
+    write: Literal["through", "hot", "back"] = "through"
+    """When KV is copied there, and to the disk: as it is computed, when another request has found it in the pool
+    (`hot`), or when it is evicted from the pool (`back`)."""
+
+
 class CacheSection(PluginSection):
     """Where KV is kept, and what of it is shared."""
 
@@ -151,6 +161,11 @@ class CacheSection(PluginSection):
     """Which unused prefix goes first (plugin kind `eviction`)."""
     key: PluginSection = PluginSection(use="none")
     """What prefixes are compared by (plugin kind `key`); `none`: their tokens."""
+    host: HostSection | None = None
+    """Host memory below the pool: `{size: 2GiB, write: through}`; absent: none."""
+    disk: PluginSection = PluginSection(use="none")
+    """What outlives the process (plugin kind `storage`): `{path: ./kv, size: 20GiB}`, with `use: file` where another is
+    not named; absent: none."""
     pin_share: float = Field(default=0.0, ge=0, lt=1)
     """Most of the KV pool that pinned prefixes may keep, taken off the longest request; 0: nothing can be pinned."""
 

@@ -99,6 +99,10 @@ class Executor:
         scores = self._submit(lambda: self._score(plan, hidden.result()))
         return Launched(plan, pending, scores, build_s, spans)
 
+    def in_order(self, work: Callable[[], object]) -> None:
+        """Run something that is quick once all steps launched so far have run; at once, if none is under way."""
+        self._submit(work)
+
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         return self._worker.submit(work) if self._worker else settle(work, Future())
 

@@ -36,6 +36,7 @@ from .policies import PreemptingPolicy as PreemptingPolicy
 from .policies import QueuePolicy as QueuePolicy
 from .pool import KVStore, SlotPool
 from .request import Namespace
+from .storage import Storage as Storage
 
 if TYPE_CHECKING:
     import torch

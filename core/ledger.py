@@ -14,16 +14,20 @@ that nobody sees any more are free, or the cache's to evict. The row may name th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from . import windows as win
+from .batch import IntArray
 from .holds import Holds
 from .interfaces import Cache, CountsUses, Lease, Narrows
 from .pool import KVStore, SlotPool, SlotTable
 from .request import Request, State
 from .state_slots import StateSlots
+
+if TYPE_CHECKING:
+    from .tiers import Tiers
 
 
 class Ledger:
@@ -53,7 +57,7 @@ class Ledger:
         self._uses: CountsUses | None = cast("CountsUses", cache) if "uses" in cache.capabilities else None
         self._narrows: Narrows | None = cast("Narrows", cache) if "narrows" in cache.capabilities else None
         self.page_size = pools[0].page_size
-        windows = windows or (None,) * len(pools)
+        self.windows = windows = tuple(windows) or (None,) * len(pools)
         self._windows = [(g, w, win.stride(w, self.page_size)) for g, w in enumerate(windows) if w is not None]
         self._guide = win.guide(windows)
         window = windows[self._guide]
@@ -61,6 +65,8 @@ class Ledger:
         self._scarce = [g for g, w in enumerate(windows) if w is None] or [self._guide]
         self.table = SlotTable(len(pools), rows, self._pages(context) + self.page_size)
         self.evicted = 0
+        self.tiers: Tiers | None = None
+        self.loading: list[tuple[IntArray, ...]] = []  # slots that a tier is filling, by group
 
     def floor(self, tokens: int) -> int:
         """Tokens of whole pages."""
@@ -189,6 +195,8 @@ class Ledger:
             for at in self.states.due(request, length, ends=ends):
                 self._publish(request, at, request.lease)
         elif length - request.lease.length >= self.page_size:
+            if self.tiers is not None:
+                self.tiers.published(request, length)
             self._publish(request, length, request.lease)
         if length == request.prompt_len:
             self._expect_again(request)
@@ -244,6 +252,7 @@ class Ledger:
         """Per group: total, free, evictable, protected and leased (owned by running requests) slots."""
         held = [(request, request.lease.length) for request in running if request.lease is not None]
         owned = [sum(r.capacity - max(r.lows[g], leased) for r, leased in held) for g in range(len(self.pools))]
+        owned = [mine + sum(len(slots[g]) for slots in self.loading) for g, mine in enumerate(owned)]
         tokens = [
             {
                 "total": pool.total,
@@ -273,4 +282,6 @@ class Ledger:
                 owners += (mine[:: self.page_size] // self.page_size).tolist()
             if group == len(self.pools) and self.states is not None:
                 owners += self.states.owners(running)
+            for slots in self.loading if group < len(self.pools) else ():
+                owners += (slots[group][:: self.page_size] // self.page_size).tolist()
             assert len(owners) == len(set(owners)) == pool.total // pool.page_size, f"group {group}: a page is shared"

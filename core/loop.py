@@ -34,6 +34,8 @@ from .writer import error_info, event, write
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Emit = Callable[[list[Event]], None]
+# Of a step in which nobody can run: so much time, at most, counts as a step for those who wait for a tier.
+_LOAD_WAIT_S = 0.05
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class EngineCore:
         self._ahead: Launched | None = None  # overlap: the step whose results are not committed yet
         self._events: list[Event] = []
         self._stopping = False
+        self._idle = False  # nobody can run before something comes back from a tier
 
     @classmethod
     def from_config(cls, config: Config) -> EngineCore:
@@ -123,7 +126,7 @@ class EngineCore:
         try:
             self.parts.feed.start()
             while not self._stopping:
-                self._drain(block=not self.busy and self._ahead is None)
+                self._drain(block=self._ahead is None and (self._idle or not self.busy))
                 self.step()
                 self._flush(emit)
         except BaseException:
@@ -133,6 +136,8 @@ class EngineCore:
             for call_id in list(self._calls):
                 self.abort_now(call_id)
             self._flush(emit)
+            if self.ledger.tiers is not None:
+                self.ledger.tiers.close(clean=self._stopping)
             self.parts.executor.close()
             self.parts.grammars.close()
             self.parts.feed.close()
@@ -152,6 +157,7 @@ class EngineCore:
                 segment.request.in_flight += segment.count
                 segment.request.future = segment.samples and segment.draft is None
             launched, self._ahead = self._ahead, launched
+        self._idle = not plan and self._ahead is None and self.ledger.tiers is not None and self.ledger.tiers.loading
         if launched is not None:
             self._commit(launched)
             if self.parts.check:
@@ -160,7 +166,7 @@ class EngineCore:
     def _drain(self, *, block: bool) -> None:
         while True:
             try:
-                work = self._inbox.get(block=block)
+                work = self._inbox.get(block=block, timeout=_LOAD_WAIT_S if self._idle else None)
             except queue.Empty:
                 return
             work()
@@ -361,6 +367,7 @@ class EngineCore:
             "holds": self.ledger.holds.stats(),
             "pins": self.pins.stats(),
             "events": self.parts.feed.stats(),
+            "tiers": self.ledger.tiers.stats() if self.ledger.tiers is not None else None,
             "retractions": self.scheduler.retractions,
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
             "grammar": self.parts.grammars.stats(),
@@ -376,9 +383,11 @@ class EngineCore:
         self.pins.check()
 
     def flush_cache(self) -> None:
-        """Drop all cached state that no request uses and no pin keeps, and all holds."""
+        """Drop all cached state that no request uses and no pin keeps, in memory of any kind, and all holds."""
         self.ledger.holds.clear()
         self.ledger.cache.reset()
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.clear()
 
     def drop_hold(self, name: str) -> bool:
         """Release a hold; False if there is none of that name."""

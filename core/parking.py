@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
 
 from .request import Request, State
 
@@ -12,6 +13,14 @@ from .request import Request, State
 MOST_PER_STEP = 64
 # Bound on waiting for others' prefixes, all times together.
 MAX_DEFERRED_STEPS = 256
+
+
+class Maker(Protocol):
+    """Who is bringing a prefix to the pools: a running request, or a ticket of a tier."""
+
+    state: State
+    retractions: int
+    computed: int
 
 
 @dataclass(slots=True, eq=False)
@@ -24,9 +33,9 @@ class Parked:
 
 @dataclass(slots=True, eq=False)
 class Owner:
-    """A running request and those that wait until it has computed what they share with it, the shortest first."""
+    """Who makes a prefix, and those that wait until it has what they share with it, the shortest first."""
 
-    request: Request
+    request: Maker
     epoch: int  # its retractions; one more since then, and the prefix may never come
     behind: list[tuple[int, int, Parked]]
 
@@ -41,7 +50,7 @@ class Parking:
 
     def __init__(self) -> None:
         self._parked: dict[Request, Parked] = {}
-        self._owners: dict[Request, Owner] = {}
+        self._owners: dict[Maker, Owner] = {}
         self._deadlines: list[tuple[int, int, Parked]] = []
         self._step = 0
         self._serial = 0  # makes entries of heaps comparable
@@ -52,7 +61,7 @@ class Parking:
     def __contains__(self, request: Request) -> bool:
         return request in self._parked
 
-    def park(self, request: Request, owner: Request, until: int) -> None:
+    def park(self, request: Request, owner: Maker, until: int) -> None:
         """Keep a request out of the queue until `owner` has computed `until` tokens."""
         parked = self._parked[request] = Parked(request, self._step)
         found = self._owners.get(owner)

@@ -66,6 +66,7 @@ class Request:
     states: dict[int, int] = field(default_factory=dict)
     marks: set[int] = field(default_factory=set)
     snapshot: int = -1
+    blocks: list[bytes] = field(default_factory=list)  # names of the text's first whole blocks, for tiers
     # scheduling
     in_flight: int = 0  # tokens of a launched step that is not committed yet (overlap)
     future: bool = False  # the next input token is still on the device
@@ -73,6 +74,7 @@ class Request:
     matched_version: int = -1
     deferred: int = 0  # steps spent waiting for another request's prefix
     retractions: int = 0
+    loaded: int = -1  # its retractions when a lower tier was last asked for its prefix
     cached_tokens: int | None = None
     first_token_s: float = 0.0  # time.monotonic() of the first and the newest output token
     last_token_s: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .batch import Plan, Segment
 from .config_sections import ScheduleSection
@@ -16,6 +17,9 @@ from .prefix import common_prefix
 from .request import Request, State
 from .scoring import Tree
 from .waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from .tiers import Tiers
 
 # A waiting request that shares less than this with one being prefilled does not wait for it.
 SHARED_PREFIX_TOKENS = 16
@@ -36,6 +40,7 @@ class Scheduler:
     host_bound: Callable[[Request], bool]
     draft_tokens: int
     branches: bool = True  # the attention takes trees of continuations, not only chains
+    tiers: Tiers | None = field(default=None, init=False)
     waiting: WaitingQueue = field(init=False)
     running: list[Request] = field(default_factory=list, init=False)
     retractions: int = field(default=0, init=False)
@@ -214,7 +219,7 @@ class Scheduler:
         for request in self.waiting.order():
             if not (self._may_start() or preempts):
                 return
-            if self._park(request, prefilling):
+            if self._park(request, prefilling) or self._fetch(request):
                 parked += 1
                 if parked == MOST_PER_STEP:
                     return
@@ -289,10 +294,22 @@ class Scheduler:
                 return True
         return False
 
+    def _fetch(self, request: Request) -> bool:
+        """Take a request out of the queue while a lower tier gives back what it has of its prefix (bounded)."""
+        if self.tiers is None or request.deferred >= MAX_DEFERRED_STEPS:
+            return False
+        ticket = self.tiers.fetch(request, lambda: self.ledger.available - self.foresight.demand(self.running))
+        if ticket is None or ticket.state is not State.RUNNING:  # what could be had at once is a failure
+            return False
+        self.waiting.park(request, ticket, 1)
+        return True
+
     def _start(self, request: Request) -> None:
         request.state = State.RUNNING
         self.waiting.remove(request)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
+        if self.tiers is not None:
+            self.tiers.started(request)
         self.running.append(request)
         self._plan_segment(request)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import PluginError
 from .interfaces import Policy
-from .parking import MAX_DEFERRED_STEPS, Parking
+from .parking import MAX_DEFERRED_STEPS, Maker, Parking
 from .request import Request
 from .siblings import Siblings
 
@@ -56,8 +56,8 @@ class WaitingQueue:
         if not self._parking.discard(request):
             self._withdraw(request)
 
-    def park(self, request: Request, owner: Request, until: int) -> None:
-        """Keep a request out of the policy's sight until a running one has computed `until` tokens."""
+    def park(self, request: Request, owner: Maker, until: int) -> None:
+        """Keep a request out of the policy's sight until `owner` has computed `until` tokens, or has ended."""
         self._withdraw(request)
         self._parking.park(request, owner, until)
 

@@ -26,6 +26,7 @@ SUITES = {
     "sampler": "SamplerSuite",
     "schedule": "ScheduleSuite",
     "spec": "SpecSuite",
+    "storage": "StorageSuite",
 }
 _NAMES = {suite: kind for kind, suite in SUITES.items()} | {
     "FakeDrafter": "spec",
@@ -36,6 +37,7 @@ _NAMES = {suite: kind for kind, suite in SUITES.items()} | {
     "FakeProcessor": "sampler",
     "FakePublisher": "events",
     "FakeService": "api",
+    "FakeStorage": "storage",
     "NaiveAttention": "attention",
     "ToyGrammar": "toy_grammar",
 }

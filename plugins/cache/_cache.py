@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from typing import ClassVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import IntArray
@@ -14,6 +15,7 @@ from phloem.interfaces import CacheCounts, CacheListener, Eviction, Lease, Match
 from phloem.model_spec import ModelSpec
 from phloem.pool import SlotPool
 from phloem.request import Namespace
+from phloem.storage import Leaving
 
 from ._check import check_cache
 from ._component import Component
@@ -70,6 +72,8 @@ class TreeCache(ABC):
         self._bounded = [part for part in self._components if not isinstance(part, Full)]  # may end a match early
         self._leases: set[TreeLease] = set()
         self._listeners: tuple[CacheListener, ...] = ()
+        self._taker: Leaving | None = None
+        self._block = 0  # tokens; the taker's
 
     @classmethod
     @abstractmethod
@@ -222,6 +226,7 @@ class TreeCache(ABC):
 
     def _remove(self, node: Node) -> Node:
         """Take an unlocked leaf out of the tree; returns its parent."""
+        self._spill(node)
         for listener in self._listeners:
             listener.removed(node.root.namespace, self._tree.text(node), node.start)
         for part in self._components:
@@ -240,6 +245,24 @@ class TreeCache(ABC):
                 return
             node = self._remove(node)
         self._tree.prune(node.root)
+
+    def spill(self, taker: Leaving, block: int) -> None:
+        """See `Spills.spill`. Neither what `reset` drops is told, nor windows within a path, which go before it."""
+        self._taker, self._block = taker, block
+
+    def _spill(self, node: Node) -> None:
+        """Some of a node's state is about to leave, and with it the whole blocks that it has part in."""
+        if self._taker is None or node.end // self._block == node.start // self._block:
+            return
+        base, path = node.start // self._block * self._block, [node]
+        while path[-1].start > base and (parent := path[-1].parent) is not None:
+            path.append(parent)
+        slots = []
+        for part in self._components:
+            held = [(part.slots(at), at.tokens) for at in reversed(path)]
+            whole = np.concatenate([np.full(size, -1, np.int32) if own is None else own for own, size in held])
+            slots.append(whole[len(whole) - (node.end - base) :])
+        self._taker(node.root.namespace, self._tree.text(node), node.start, base, slots)
 
     def reset(self) -> None:
         """Drop all that no lease protects. Walks the tree."""

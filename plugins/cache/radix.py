@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from phloem.interfaces import PoolGroup
 from phloem.model_spec import ModelSpec
 
@@ -11,6 +13,8 @@ from ._groups import kinds
 
 class RadixCache(TreeCache):
     """One component, `full`, for all layers: a token has a slot in all of them or in none."""
+
+    capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"tiers"}
 
     @classmethod
     def suits(cls, spec: ModelSpec) -> str | None:

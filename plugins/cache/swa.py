@@ -17,7 +17,7 @@ class SwaCache(TreeCache):
     For a model without windows it is `radix`.
     """
 
-    capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"narrows"}
+    capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"narrows", "tiers"}
 
     @classmethod
     def suits(cls, spec: ModelSpec) -> str | None:

@@ -54,6 +54,7 @@ def schema(registry: Registry | None = None) -> tuple[dict[str, Any], list[str]]
     registry = registry or Registry()
     problems: list[str] = []
     nested = {kind: _choices(registry, kind, PluginSection, problems) for kind in ("eviction", "key")}
+    nested["disk"] = _choices(registry, "storage", PluginSection, problems)
     properties: dict[str, Any] = {}
     for path, (kind, section) in SLOTS.items():
         if len(path) == 1:
@@ -84,7 +85,11 @@ def _section(title: str, section: type[Section]) -> str:
 
 def _choices(registry: Registry, kind: str, base: type[PluginSection], problems: list[str]) -> dict[str, Any]:
     names = registry.names(kind)
-    words = [*names, *(["auto"] if kind in AUTO else []), *(["none"] if kind in ("grammar", "events", "key") else [])]
+    words = [
+        *names,
+        *(["auto"] if kind in AUTO else []),
+        *(["none"] if kind in ("grammar", "events", "key", "storage") else []),
+    ]
     shapes: list[dict[str, Any]] = [{"type": "string"} if kind == "model" else {"enum": words}]
     for use in words:
         try:

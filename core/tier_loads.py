@@ -1,0 +1,222 @@
+"""Bringing blocks back into the pools: a ticket for each prefix that is on its way, while other requests' steps go on.
+
+    reading   blocks that lie in the storage only are read and checked, on a thread; nothing in the pools is held
+    filling   the path before them is leased, slots are allocated, and rows are copied to them, on another thread
+    done      the cache gets the slots, as from a request that computed them; whoever waited is ready to start
+
+What fails on the way gives everything back, and whoever waited computes the prefix itself. The loop's thread only
+allocates, publishes and gives back.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import windows as win
+from .batch import IntArray
+from .interfaces import Lease
+from .ledger import Ledger
+from .request import Request, State
+from .tier_blocks import Block, Layout
+from .tier_shelf import PATIENCE_S, Shelf, Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Blocks of one prefix on their way. For those parked behind it, it is like a request that computes them."""
+
+    request: Request  # who asked first
+    keys: array[int]
+    limit: int  # most tokens of the prefix that are of use
+    first: int  # number of the first block
+    names: list[bytes]  # of the blocks from there on
+    parent: bytes  # of the first block
+    reserved: int  # slots that it will ask for
+    waiting: list[Request] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    lease: Lease | None = None  # of what is in the pools before
+    end: int = 0  # of the prefix that is filled
+    lows: list[int] = field(default_factory=list)  # per group, where its slots begin
+    slots: tuple[IntArray, ...] = ()
+    # as `Parking` sees whoever is computing a prefix
+    state: State = State.RUNNING
+    retractions: int = 0
+    computed: int = 0
+
+
+class Loads:
+    """All tickets of an engine. Methods are called on the loop's thread."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        shelf: Shelf,
+        layout: Layout,
+        post: Callable[[Callable[[], object]], None],
+        ordered: Callable[[Callable[[], object]], object],
+    ) -> None:
+        """`post` runs something on the loop's thread, `ordered` once all steps launched so far have run."""
+        self._ledger, self._shelf, self._layout = ledger, shelf, layout
+        self._post, self._ordered = post, ordered
+        self._reader, self._filler = Worker("phloem-tier-read"), Worker("phloem-tier-fill")
+        self.open: dict[bytes, Ticket] = {}  # by the name of each block on its way
+        self.counts: Counter[str] = Counter(dict.fromkeys(("loads", "loaded_tokens", "failed"), 0))
+
+    @property
+    def reserved(self) -> int:
+        """Slots that tickets without any will ask for."""
+        return sum(ticket.reserved for ticket in {*self.open.values()} if not ticket.slots)
+
+    def start(self, ticket: Ticket) -> None:
+        """Begin to load; `ticket.state` says when that has ended."""
+        ticket.waiting.append(ticket.request)
+        self.open |= dict.fromkeys(ticket.names, ticket)
+        there = {name: block for name in ticket.names if (block := self._shelf.get(name)) is not None}
+        if len(there) == len(ticket.names):
+            self._arrived(ticket, list(there.values()))
+            return
+
+        def read() -> None:
+            blocks: list[Block] = []
+            try:
+                self._read(ticket, there, blocks)
+            finally:
+                self._post(lambda: self._arrived(ticket, blocks))
+
+        self._reader.submit(read)
+
+    def close(self) -> None:
+        """End the threads; what is on its way is not waited for long. No step follows."""
+        self._filler.close(PATIENCE_S)
+        self._reader.close(PATIENCE_S)
+
+    def _read(self, ticket: Ticket, there: dict[bytes, Block], blocks: list[Block]) -> None:
+        """Blocks up to the first that is not to be had. On the thread that reads."""
+        parent, size = ticket.parent, self._layout.size
+        for at, name in enumerate(ticket.names, ticket.first):
+            block = there.get(name) or self._shelf.read(name, parent, ticket.keys[at * size : (at + 1) * size])
+            if block is None:
+                return
+            blocks.append(block)
+            parent = name
+
+    # --- the steps of a ticket
+
+    def _arrived(self, ticket: Ticket, blocks: list[Block]) -> None:
+        """The blocks are in memory: lease what comes before them, and fill slots, if there are any."""
+        ticket.blocks = blocks
+        for name, block in zip(ticket.names, blocks, strict=False):
+            self._shelf.keep(name, block)
+        self._shelf.refresh(ticket.names[: len(blocks)])
+        if not any(request.state is State.WAITING for request in ticket.waiting) or not self._allocate(ticket):
+            self._end(ticket, loaded=0)
+            return
+        self._ledger.loading.append(ticket.slots)
+
+        def fill() -> None:
+            filled = False
+            try:
+                self._fill(ticket)
+                filled = True
+            finally:
+                self._post(lambda: self._filled(ticket, filled))
+
+        self._ordered(lambda: self._filler.submit(fill))
+
+    def _allocate(self, ticket: Ticket) -> bool:
+        """A lease and slots; False, and nothing is held, where the tree has changed too much, or is too full."""
+        ledger, size = self._ledger, self._layout.size
+        lease = ledger.cache.lease(ledger.cache.match(ticket.keys, ticket.limit, ticket.request.namespace))
+        begin = lease.length
+        end = self._reach(ticket, begin) if begin >= ticket.first * size else begin
+        ticket.lows = [self._low(group, begin, end) for group in range(len(ledger.pools))]
+        taken = None
+        try:
+            taken = self._take([end - low for low in ticket.lows]) if end > begin else None
+        except Exception:  # an eviction rule: nothing was taken yet
+            log.exception("no slots could be had for a prefix to load")
+        if taken is None:
+            ledger.cache.release(lease)
+            return False
+        ticket.lease, ticket.end, ticket.slots = lease, end, taken
+        return True
+
+    def _take(self, counts: list[int]) -> tuple[IntArray, ...] | None:
+        """Slots, so many per group, in whole pages; None, and none are taken, if there are too few."""
+        ledger = self._ledger
+        for group, (pool, count) in enumerate(zip(ledger.pools, counts, strict=True)):
+            if pool.free < count:
+                ledger.evicted += ledger.cache.evict(count - pool.free, group)
+        if any(pool.free < count for pool, count in zip(ledger.pools, counts, strict=True)):
+            return None
+        taken = [pool.alloc(count) for pool, count in zip(ledger.pools, counts, strict=True)]
+        return tuple(slots for slots in taken if slots is not None)
+
+    def _low(self, group: int, begin: int, end: int) -> int:
+        """Where the rows begin that a prefix of `end` tokens needs of a group, beside those of a leased one."""
+        window = self._ledger.windows[group]
+        return begin if window is None else max(begin, win.needed_from(end, window, self._ledger.page_size))
+
+    def _reach(self, ticket: Ticket, begin: int) -> int:
+        """The longest prefix that the blocks can make of the first `begin` tokens; `begin` if none."""
+        size = self._layout.size
+        ends = [min(ticket.limit, (ticket.first + count) * size) for count in range(len(ticket.blocks), 0, -1)]
+        return next((end for end in ends if end > begin and self._complete(ticket, begin, end)), begin)
+
+    def _complete(self, ticket: Ticket, begin: int, end: int) -> bool:
+        """Every row that such a prefix needs is in the blocks."""
+        size = self._layout.size
+        for group in range(len(self._ledger.pools)):
+            low = self._low(group, begin, end)
+            for number in range(low // size, -(-end // size)):
+                if ticket.blocks[number - ticket.first].firsts[group] > max(0, low - number * size):
+                    return False
+        return True
+
+    def _fill(self, ticket: Ticket) -> None:
+        """Copy rows to slots. On the thread that fills."""
+        size = self._layout.size
+        for group, (low, slots) in enumerate(zip(ticket.lows, ticket.slots, strict=True)):
+            for number in range(low // size, -(-ticket.end // size)):
+                start, stop = max(low, number * size), min(ticket.end, (number + 1) * size)
+                block = ticket.blocks[number - ticket.first]
+                self._layout.fill(block, group, start - number * size, slots[start - low : stop - low])
+
+    def _filled(self, ticket: Ticket, filled: bool) -> None:
+        """Give the slots to the cache, or back."""
+        ledger, lease = self._ledger, ticket.lease
+        assert lease is not None, "slots without a lease"
+        ledger.loading[:] = [slots for slots in ledger.loading if slots is not ticket.slots]
+        if not filled:
+            for pool, slots in zip(ledger.pools, ticket.slots, strict=True):
+                pool.release(slots)
+            ledger.cache.release(lease)
+            self._end(ticket, loaded=0)
+            return
+        begin = lease.length
+        rows = []
+        for low, slots in zip(ticket.lows, ticket.slots, strict=True):
+            row: IntArray = np.full(ticket.end, -1, dtype=np.int32)
+            row[low:] = slots
+            rows.append(row)
+        published = ledger.cache.publish(ticket.keys, ticket.end, tuple(rows), lease, ticket.request.namespace)
+        ledger.cache.release(published.lease)
+        self._end(ticket, loaded=ticket.end - begin)
+
+    def _end(self, ticket: Ticket, *, loaded: int) -> None:
+        """Whoever waits for it comes back."""
+        ticket.state = State.FINISHED
+        for name in ticket.names:
+            if self.open.get(name) is ticket:
+                del self.open[name]
+        self.counts["loads" if loaded else "failed"] += 1
+        self.counts["loaded_tokens"] += loaded
+        ticket.blocks = []

@@ -1,0 +1,155 @@
+"""Builds the tiers that a configuration asks for, and says with numbers and places why some cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config_yaml import KeyPath, dotted
+from .errors import ConfigError, PhloemError
+from .events import DEFAULT_BLOCK
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .interfaces import Model
+    from .ledger import Ledger
+    from .tiers import Tiers
+
+_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+_READ_BYTES = 1 << 22
+
+
+def chosen(config: Config) -> list[KeyPath]:
+    """The tiers that are configured, from the pool down."""
+    there = {"host": config.cache.host is not None, "disk": config.cache.disk.use != "none"}
+    return [("cache", tier) for tier, wanted in there.items() if wanted]
+
+
+def unmet_by_cache(config: Config, cache: tuple[str, frozenset[str]] | None = None) -> Iterator[str]:
+    """A problem for each tier where the cache cannot be spread over tiers.
+
+    `cache` is its name and capabilities, for one that was chosen by `auto`; without it such a one is not judged.
+    """
+    if cache is None and config.cache.plugin is not None:
+        cache = config.cache.use, config.cache.plugin.capabilities
+    for path in chosen(config) if cache is not None and "tiers" not in cache[1] else ():
+        name, mark = config.origin(path)
+        place = mark.place if mark else name
+        problem = f"{place}: {dotted(path)}: needs a cache with tiers; cache '{cache[0] if cache else ''}' has none"
+        yield "\n".join([problem, *_quotes(config, path, ("cache", "use"))])
+
+
+def build_tiers(
+    config: Config,
+    cache: str,
+    ledger: Ledger,
+    model: Model,
+    make: Callable[..., Any],
+    post: Callable[[Callable[[], object]], None],
+    ordered: Callable[[Callable[[], object]], object],
+) -> Tiers | None:
+    """The tiers below the cache of that name, wired to the ledger; None where none are configured. Raises ConfigError.
+
+    `make(kind, section, **context)` builds a plugin, `post` and `ordered` are those of `Loads`. With a disk all of the
+    model's files are read. Called last: what fails after it would leave a store open.
+    """
+    if not chosen(config):
+        return None
+    from .tier_blocks import Layout, Rows
+    from .tier_loads import Loads
+    from .tier_shelf import Shelf
+    from .tiers import Tiers
+
+    problems = list(unmet_by_cache(config, (cache, ledger.cache.capabilities)))
+    if problems:
+        raise ConfigError(problems)
+    page, host = config.cache.page_size, config.cache.host
+    layout = Layout(-(-DEFAULT_BLOCK // page) * page, Rows(ledger.kv, len(ledger.pools)))
+    each = layout.block_bytes
+    arithmetic = f"one block of {layout.size} tokens x {each // layout.size:,} bytes = {each:,} bytes"
+    if host is not None and host.size < each:
+        raise _too_small(config, "host", host.size, arithmetic)
+    if host is not None and host.write != "through" and any(ledger.windows):
+        lines = _quotes(config, ("cache", "host", "write"), ("cache", "use"))
+        problem = (
+            f"{_place(config, 'host')}: cache.host.write: '{host.write}' finds no windows any more to keep, and this"
+        )
+        problem = f"{problem} model has some, in pools of their own"
+        raise ConfigError("\n".join([problem, *lines]), hint="say `write: through`, or `cache: radix`")
+    storage = None
+    if config.cache.disk.use != "none":
+        size = getattr(config.cache.disk, "size", each)
+        if size < each:
+            raise _too_small(config, "disk", size, arithmetic)
+        extras = {"identity": identity(config, model, ledger, layout), "block_bytes": each}
+        try:
+            storage = make("storage", config.cache.disk, extras=extras)
+        except PhloemError as error:
+            raise ConfigError(f"{_place(config, 'disk')}: cache.disk: {error.message}", hint=error.hint) from error
+    shelf = Shelf(layout, 0 if host is None else host.size, storage)
+    tiers = Tiers(
+        ledger, shelf, Loads(ledger, shelf, layout, post, ordered), layout, "through" if host is None else host.write
+    )
+    if host is not None and host.write == "back":
+        ledger.cache.spill(tiers.leaving, layout.size)  # type: ignore[attr-defined]
+    return tiers
+
+
+def _too_small(config: Config, tier: str, size: int, arithmetic: str) -> ConfigError:
+    problem = f"{_place(config, tier)}: cache.{tier}.size {size:,} bytes is less than {arithmetic}"
+    return ConfigError(problem, hint="raise it, such as to 2GiB; a number without a suffix is bytes")
+
+
+def _quotes(config: Config, *paths: KeyPath) -> list[str]:
+    """The lines that say so, where there are any."""
+    marks = [(path, config.origin(path)[1]) for path in paths]
+    return [f"    {mark.place}: {mark.text}" if mark else f"    default: {dotted(path)}" for path, mark in marks]
+
+
+def _place(config: Config, tier: str) -> str:
+    name, mark = config.origin(("cache", tier, "size"))
+    return mark.place if mark else name
+
+
+# --- what stored KV depends on
+
+
+def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[str, Any]:
+    """All that must agree before stored KV may be used, as plain data; names of fields are for messages."""
+    from .tier_blocks import FORMAT
+
+    tokenizer = json.dumps([model.tokenizer.json, sorted(model.tokenizer.special_tokens.items())])
+    return {
+        "format": FORMAT,
+        "model": fingerprint(model),
+        "loader": f"{type(model).__module__}:{type(model).__qualname__}",
+        "tokenizer": hashlib.sha256(tokenizer.encode("utf-8", "surrogatepass")).hexdigest(),
+        "dtype": model.spec.dtype,
+        "page_size": ledger.page_size,
+        "block": layout.size,
+        "groups": [[window, width] for window, width in zip(ledger.windows, layout.rows.widths, strict=True)],
+        "key": config.cache.key.model_dump(mode="json"),
+    }
+
+
+def fingerprint(model: Model) -> str:
+    """A hash over weights and configuration, about a second for a gigabyte. ConfigError where there are none."""
+    path = Path(model.path)
+    inside = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in inside if file.is_file() and (file.suffix in _WEIGHTS or file.name == "config.json")]
+    if not any(file.suffix in _WEIGHTS for file in files):
+        raise ConfigError(
+            f"cache.disk: stored KV belongs to one set of weights, and there are none to be read at {model.path}",
+            hint="serve the model from a folder or a file, or leave the disk out",
+        )
+    whole = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            own = hashlib.sha256()
+            while piece := opened.read(_READ_BYTES):
+                own.update(piece)
+        whole.update(f"{file.suffix} {own.hexdigest()}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,467 @@
+"""Host memory and disk below the cache: the plain engine's tokens, whatever was evicted, restarted, torn or refused.
+
+Every test also says how many tokens were cached: tiers that never give anything back are equal too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phloem import Engine, loop, tier_loads, tier_shelf
+
+from .harness import assert_same, engine, greedy, pairwise, tiny_reference
+
+ROOT = Path(__file__).parents[2]
+FAULTY = f"{Path(__file__).with_name('faulty_storage.py')}:Faulty"
+BLOCK, POOL, OUT = 64, 512, 6
+Tiny = Callable[[str], Path]
+
+
+def text(seed: int, length: int, shared: int = 0) -> list[int]:
+    """Random tokens; the first `shared` are the same for all seeds."""
+    rng, same = random.Random(seed), random.Random(-1)
+    return [same.randrange(4, 500) for _ in range(shared)] + [rng.randrange(4, 500) for _ in range(length - shared)]
+
+
+@contextmanager
+def tiered(
+    path: Path, kv: Path | None = None, *, storage: str = "file", host: Any = "64MiB", **sections: Any
+) -> Iterator[Engine]:
+    """An engine with a small pool over host memory (None: without), and a disk where `kv` is given."""
+    cache: dict[str, Any] = {"tokens": POOL, **sections.pop("cache", {})}
+    if host is not None:
+        cache["host"] = host if isinstance(host, dict) else {"size": host}
+    if kv is not None:
+        cache["disk"] = {"use": storage, "path": str(kv), "size": "64MiB", **sections.pop("disk", {})}
+    with engine(path, cache=cache, **sections) as made:
+        yield made
+        eventually(lambda: not made.stats()["tiers"]["loading"])
+        made.check()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Things come about on other threads."""
+    wait = threading.Event()
+    for _ in range(2000):
+        if holds():
+            return
+        wait.wait(0.005)
+    raise AssertionError("it did not come about in ten seconds")
+
+
+def run(made: Engine, prompt: list[int], **call: Any) -> tuple[list[int], int]:
+    """Tokens, and how many of the prompt were cached."""
+    result = made.generate(prompt, greedy(OUT), **call)
+    return result.outputs[0].token_ids, result.usage.cached_tokens
+
+
+def crowd(made: Engine, first: int = 901) -> None:
+    """Fill the pool with other texts."""
+    for seed in range(first, first + 3):
+        made.generate(text(seed, 300), greedy(2))
+
+
+def tier(made: Engine, name: str, what: str) -> int:
+    return int(made.stats()["tiers"][name][what])
+
+
+def stored(made: Engine, blocks: int) -> None:
+    """The background has written so many blocks."""
+    eventually(lambda: tier(made, "disk", "written") >= blocks)
+
+
+def device(made: Engine) -> Any:
+    """The storage."""
+    assert made.core.ledger.tiers is not None
+    return made.core.ledger.tiers._shelf._storage
+
+
+def same(path: Path, prompt: list[int], got: list[int], what: str) -> None:
+    assert_same(got, *tiny_reference(path).greedy(prompt, OUT), what)
+
+
+def whole(prompt: list[int]) -> int:
+    """Tokens of a prompt's blocks, without its last token."""
+    return (len(prompt) - 1) // BLOCK * BLOCK
+
+
+# --- cold, from host memory, from disk, after a restart
+
+CASES = pairwise(
+    ["llama", "gemma3"], ["radix", "swa"], [1, 4, 16], ["through", "back"], ["host", "host+disk", "disk"], ["off", "on"]
+)
+
+
+@pytest.mark.parametrize(("arch", "use", "page", "write", "tiers", "overlap"), CASES)
+def test_tokens_and_hits(
+    tiny_model: Tiny, tmp_path: Path, arch: str, use: str, page: int, write: str, tiers: str, overlap: str
+) -> None:
+    if tiers == "disk" or (arch, use) == ("gemma3", "swa"):
+        write = "through"  # to write back needs host memory, and windows that are still there
+    path, kv = tiny_model(arch), tmp_path / "kv" if "disk" in tiers else None
+    host = {"size": "64MiB", "write": write} if "host" in tiers else None
+    sections: Any = {"cache": {"use": use, "page_size": page}, "engine": {"overlap": overlap}}
+    prompts = [text(1, 300), text(2, 290, shared=200), text(3, 257, shared=200)]
+    with tiered(path, kv, host=host, **sections) as made:
+        for prompt in prompts:
+            same(path, prompt, run(made, prompt)[0], "cold")
+        crowd(made)
+        if kv is not None and write == "through":
+            stored(made, 18)
+        for prompt in prompts:
+            got, cached = run(made, prompt)
+            same(path, prompt, got, "evicted")
+            assert cached >= whole(prompt)
+        told = made.stats()["tiers"]
+        assert told["loads"] > 0
+        assert told["failed"] == 0
+        assert told["loaded_tokens"] >= 256
+    if kv is None:
+        return
+    with tiered(path, kv, host=host, **sections) as made:
+        for prompt in prompts:
+            got, cached = run(made, prompt)
+            same(path, prompt, got, "after a restart")
+            assert cached >= whole(prompt)
+        assert tier(made, "disk", "read") > 0
+        assert made.stats()["prefill_tokens"] <= sum(len(prompt) - whole(prompt) for prompt in prompts)
+
+
+def test_a_load_goes_to_the_last_useful_token(tiny_model: Tiny) -> None:
+    """Blocks are whole, but a prompt of blocks is used to its last token but one."""
+    path, prompt = tiny_model("llama"), text(5, 4 * BLOCK)
+    with tiered(path) as made:
+        run(made, prompt)
+        crowd(made)
+        got, cached = run(made, prompt)
+        same(path, prompt, got, "loaded")
+        assert cached == 4 * BLOCK - 1
+
+
+def test_a_load_goes_on_where_the_pool_ends(tiny_model: Tiny) -> None:
+    """What is evicted of a path's end is loaded behind what is still there."""
+    path, prompt = tiny_model("llama"), text(6, 300)
+    with tiered(path) as made:
+        run(made, prompt)
+        made.invoke(lambda core: core.ledger.cache.evict(130)).result()
+        got, cached = run(made, prompt)
+        same(path, prompt, got, "in part")
+        assert cached == 256
+        assert 0 < made.stats()["tiers"]["loaded_tokens"] < 256
+
+
+def test_only_what_was_found_again_is_hot(tiny_model: Tiny) -> None:
+    path, often, once = tiny_model("llama"), text(7, 200), text(8, 200)
+    with tiered(path, host={"size": "64MiB", "write": "hot"}) as made:
+        for prompt in (often, often, once):
+            run(made, prompt)
+        crowd(made)
+        assert run(made, often)[1] == 192
+        assert run(made, once)[1] == 0
+
+
+def test_companions_load_a_prefix_once(tiny_model: Tiny) -> None:
+    path, prompt = tiny_model("llama"), text(9, 280)
+    with tiered(path) as made:
+        run(made, prompt)
+        crowd(made)
+        results = made.generate([prompt, prompt, [*prompt, 5, 6, 7]], greedy(OUT))
+        assert [result.usage.cached_tokens >= 256 for result in results] == [True] * 3
+        same(path, prompt, results[1].outputs[0].token_ids, "a companion")
+        assert made.stats()["tiers"]["loads"] == 1
+
+
+def test_flushing_empties_memory_and_leaves_the_disk(tiny_model: Tiny, tmp_path: Path) -> None:
+    path, prompt = tiny_model("llama"), text(10, 200)
+    with tiered(path) as made:
+        run(made, prompt)
+        made.flush_cache()
+        assert run(made, prompt)[1] == 0
+    with tiered(path, tmp_path) as made:
+        run(made, prompt)
+        stored(made, 3)
+        made.flush_cache()
+        assert tier(made, "host", "bytes") == 0
+        assert run(made, prompt)[1] == 192
+
+
+# --- namespaces and keys
+
+
+def test_namespaces_share_no_block(tiny_model: Tiny, tmp_path: Path) -> None:
+    path, prompt = tiny_model("llama"), text(11, 200)
+    for life in range(2):
+        with tiered(path, tmp_path) as made:
+            for salt in (None, "a", "b"):
+                got, cached = run(made, prompt, salt=salt)
+                same(path, prompt, got, f"salt {salt}")
+                assert cached == (192 if life and salt != "b" else 0)
+                if salt == "a":
+                    crowd(made)
+            stored(made, 3)
+            if not life:  # what the second life is to find of "b" goes
+                names = made.invoke(lambda core: core.ledger.tiers._shelf._writing).result()
+                eventually(lambda names=names: not names)
+                forget(made, prompt, "b")
+
+
+def forget(made: Engine, prompt: list[int], salt: str) -> None:
+    """Delete what the disk has of a text."""
+    from array import array
+
+    from phloem.events import block_hashes
+    from phloem.request import Namespace
+
+    for name in block_hashes(array("i", prompt), BLOCK, Namespace(salt=salt)):
+        assert device(made).holds(name)
+        device(made).reject(name)
+
+
+def test_keys_in_place_of_tokens(tiny_model: Tiny, tmp_path: Path) -> None:
+    """Blocks are named by keys, and a store belongs to a key scheme."""
+    path, prompt = tiny_model("llama"), [*text(12, 150), 3, *text(13, 100)]
+    scheme = ROOT / "examples" / "plugins" / "phloem-private-tail" / "phloem_private_tail.py"
+    sections: Any = {"cache": {"key": {"use": f"{scheme}:PrivateTail", "marker": "<|im_end|>"}}}
+    with tiered(path, tmp_path, **sections) as made:
+        for key, cached in (("x", 0), ("y", 128), ("x", 192)):
+            made.flush_cache()
+            got, found = run(made, prompt, routing_key=key)
+            same(path, prompt, got, f"client {key}")
+            assert found == cached
+            eventually(lambda: not tier(made, "disk", "backlog"))
+    with tiered(path, tmp_path, **sections) as made:  # this scheme's private keys are of one process
+        assert run(made, prompt, routing_key="x")[1] == 128
+    with tiered(path, tmp_path) as made:
+        assert run(made, prompt)[1] == 0
+
+
+# --- budgets
+
+
+def test_the_least_recently_used_prefix_leaves_the_host(tiny_model: Tiny) -> None:
+    path = tiny_model("llama")
+    with tiered(path, host=11 * BLOCK * 768 + 11 * 256) as made:
+        for seed in (21, 22):
+            run(made, text(seed, 200))
+        crowd(made)
+        assert tier(made, "host", "bytes") <= 11 * (BLOCK * 768 + 256)
+        assert tier(made, "host", "evicted") > 0
+        assert run(made, text(903, 300))[1] >= 256
+        assert run(made, text(21, 200))[1] == 0
+
+
+def test_of_a_prefix_the_end_goes_first(tiny_model: Tiny) -> None:
+    """So that what is left of it is of use."""
+    path, prompt = tiny_model("llama"), text(23, 400)
+    with tiered(path, host=8 * (BLOCK * 768 + 256)) as made:
+        run(made, prompt)
+        run(made, text(24, 300))
+        made.invoke(lambda core: core.ledger.cache.reset()).result()
+        assert run(made, prompt)[1] == 4 * BLOCK
+
+
+# --- failures cost a computation
+
+
+@pytest.mark.parametrize("fault", ["write", "read", "torn", "corrupt", "empty", "holds", "touch", "stats", "reject"])
+def test_a_device_that_fails(tiny_model: Tiny, tmp_path: Path, caplog: Any, fault: str) -> None:
+    """Disk full, torn writes, corrupt blocks, and methods of a storage that raise: a line of log and a counter."""
+    path, prompt = tiny_model("llama"), text(31, 300)
+    faults = ("corrupt", "reject") if fault == "reject" else (fault,)
+    with tiered(path, tmp_path, storage=FAULTY, host=None, disk={"faults": faults}) as made:
+        same(path, prompt, run(made, prompt)[0], "cold")
+        crowd(made)
+        eventually(lambda: not tier(made, "disk", "backlog"))
+        got, cached = run(made, prompt)
+        same(path, prompt, got, fault)
+        assert cached == (256 if fault == "stats" else 0)
+        told = made.stats()["tiers"]
+        assert told["disk"]["failures"] > 0 or told["disk"]["corrupt"] > 0
+        assert "tiers: " in caplog.text
+        device(made).faults.clear()
+        for _ in range(2):  # what was refused is written again
+            crowd(made)
+            eventually(lambda: not tier(made, "disk", "backlog"))
+            got, cached = run(made, prompt)
+            same(path, prompt, got, "mended")
+        assert cached == 256
+
+
+def test_a_slow_device_holds_up_nobody_else(tiny_model: Tiny, tmp_path: Path) -> None:
+    path, prompt, other = tiny_model("llama"), text(32, 300), text(33, 100)
+    with loading(path, tmp_path, prompt) as (made, result):
+        same(path, other, run(made, other)[0], "beside a load")
+        assert not result.done
+        assert made.stats()["waiting"] == 1
+        assert all(group["leased"] == 0 for group in made.stats()["groups"])
+        device(made).gate.set()
+        result.thread.join(20)
+        same(path, prompt, result.tokens, "slow")
+        assert result.cached == 256
+
+
+def test_a_device_that_hangs_costs_a_computation(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_LOAD_WAIT_S", 0.001)
+    for module in (tier_loads, tier_shelf):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.1)
+    path, prompt = tiny_model("llama"), text(34, 300)
+    with loading(path, tmp_path, prompt) as (made, result):
+        result.thread.join(20)
+        same(path, prompt, result.tokens, "computed")
+        assert result.cached == 0
+        device(made).gate.set()
+        eventually(lambda: not made.stats()["tiers"]["loading"])
+
+
+@pytest.mark.parametrize("what", ["abort", "retract", "flush", "evict"])
+def test_what_happens_while_a_load_is_under_way(tiny_model: Tiny, tmp_path: Path, what: str) -> None:
+    path, prompt = tiny_model("llama"), [*text(35, 100), *text(36, 200)]
+    with loading(path, tmp_path, prompt, kept=text(35, 100)) as (made, result):
+        if what == "abort":
+            made.invoke(lambda core: core.abort_now(result.call_id)).result()
+            result.thread.join(20)
+        elif what == "retract":
+            stream = made.stream(text(37, 100), greedy(40))
+            next(stream)
+            made.invoke(lambda core: core.scheduler.retract(core.scheduler.running[0])).result()
+            assert sum(len(delta.outputs[0].token_ids) for delta in stream) == 39
+        else:
+            made.invoke(lambda core: core.ledger.cache.reset() if what == "flush" else core.ledger.cache.evict(POOL))
+        made.check()
+        device(made).gate.set()
+        result.thread.join(20)
+        eventually(lambda: not made.stats()["tiers"]["loading"])
+        made.check()
+        if what == "abort":
+            assert made.stats()["groups"][0]["protected"] == 0
+        else:
+            same(path, prompt, result.tokens, what)
+        assert run(made, prompt)[1] >= 256
+
+
+class Loading:
+    """A request on a thread of its own."""
+
+    def __init__(self, made: Engine, prompt: list[int]) -> None:
+        self.tokens: list[int] = []
+        self.cached = -1
+        self.thread = threading.Thread(target=self._run, args=(made, prompt), daemon=True)
+        self.thread.start()
+        eventually(lambda: made.stats()["tiers"]["loading"] == 1)
+        self.call_id = next(iter(made.core._calls))
+
+    @property
+    def done(self) -> bool:
+        return not self.thread.is_alive()
+
+    def _run(self, made: Engine, prompt: list[int]) -> None:
+        self.tokens, self.cached = run(made, prompt)
+
+
+@contextmanager
+def loading(path: Path, kv: Path, prompt: list[int], kept: list[int] | None = None) -> Iterator[tuple[Engine, Loading]]:
+    """A request whose prefix is being read by a device that has stopped; `kept` of it is in the pool."""
+    with tiered(path, kv, storage=FAULTY, host=None) as made:
+        run(made, prompt)
+        stored(made, 4)
+        made.flush_cache()
+        if kept:
+            made.generate(kept, greedy(1))
+        device(made).gate.clear()
+        try:
+            yield made, Loading(made, prompt)
+        finally:
+            device(made).gate.set()
+
+
+# --- a store belongs to one model
+
+
+@pytest.mark.parametrize("other", ["weights", "tokenizer", "page_size", "dtype", "model"])
+def test_a_store_of_another_model_is_set_aside(tiny_model: Tiny, tmp_path: Path, caplog: Any, other: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    prompt, kv = text(41, 300), tmp_path / "kv"
+    for folder in (first, second):
+        shutil.copytree(tiny_model("llama"), folder)
+    if other == "weights":
+        weights = bytearray((second / "model.safetensors").read_bytes())
+        weights[-2] ^= 64
+        (second / "model.safetensors").write_bytes(weights)
+    elif other == "tokenizer":
+        table = json.loads((second / "tokenizer.json").read_text())
+        table["added_tokens"][0]["content"] = "<begin>"
+        (second / "tokenizer.json").write_text(json.dumps(table))
+    with tiered(first, kv) as made:
+        run(made, prompt)
+        stored(made, 4)
+    with tiered(first, kv) as made:
+        assert run(made, prompt)[1] == 256, "a copy of the same model is the same model"
+    sections: dict[str, Any] = {"cache": {"page_size": 4}} if other == "page_size" else {}
+    sections |= {"model": {"dtype": "bfloat16"}} if other == "dtype" else {}
+    with tiered(tiny_model("gemma3") if other == "model" else second, kv, **sections) as made:
+        assert run(made, prompt)[1] == 0
+    assert "was made with another" in caplog.text
+    assert "set-aside-1" in caplog.text
+    assert len(list((kv / "set-aside-1").glob("blocks/*/*"))) >= 4
+
+
+# --- all of it at once
+
+
+def soak(path: Path, kv: Path, requests: int, **sections: Any) -> dict[str, Any]:
+    """Random texts of a family, salts, lengths and aborts over tiers that are too small for all of it."""
+    rng = random.Random(requests)
+    family = [text(seed, 330, shared=shared) for seed, shared in ((51, 0), (52, 150), (53, 150), (54, 220), (55, 0))]
+    with tiered(path, kv, storage=FAULTY, host=14 * (BLOCK * 1152 + 256), disk={"size": "3MiB"}, **sections) as made:
+        for _ in range(requests // 5):
+            calls = []
+            for _ in range(5):
+                prompt = rng.choice(family)[: rng.choice([40, 129, 200, 329])]
+                calls.append((prompt, rng.choice([None, "a"]), rng.random() < 0.15))
+            device(made).faults = {rng.choice(["write", "read", "corrupt", "touch"])} if rng.random() < 0.2 else set()
+            done: list[tuple[list[int], list[int]]] = []
+            threads = [threading.Thread(target=_one, args=(made, *call, done)) for call in calls]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(done) == sum(not leave for *_, leave in calls)
+            for prompt, got in done:
+                same(path, prompt, got, f"{len(prompt)} tokens")
+        device(made).faults.clear()
+        eventually(lambda: not made.stats()["tiers"]["loading"])
+        made.flush_cache()
+        assert all(group["free"] == group["total"] for group in made.stats()["groups"])
+        return dict(made.stats())
+
+
+def _one(made: Engine, prompt: list[int], salt: str | None, leave: bool, done: list[Any]) -> None:
+    if leave:
+        stream = made.stream(prompt, greedy(OUT), salt=salt)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    else:
+        done.append((prompt, run(made, prompt, salt=salt)[0]))
+
+
+def test_a_short_soak(tiny_model: Tiny, tmp_path: Path) -> None:
+    stats = soak(tiny_model("llama"), tmp_path, 60)
+    assert stats["tiers"]["loads"] > 3
+    assert stats["tiers"]["host"]["evicted"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "use", "page"), [("llama", "radix", 1), ("gemma3", "swa", 4), ("mistral", "swa", 16)])
+def test_a_long_soak(tiny_model: Tiny, tmp_path: Path, arch: str, use: str, page: int) -> None:
+    soak(tiny_model(arch), tmp_path, 600, cache={"use": use, "page_size": page}, schedule={"max_running": 4})

@@ -1,0 +1,147 @@
+"""The storage `file` on disk: what a crash, another model and another engine leave of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phloem.errors import PluginError
+from phloem.interfaces import PluginContext
+from phloem.plugins.storage.file import FileStorage
+
+MINE = {"model": "a", "dtype": "float32", "format": 1}
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def opened(path: Path, identity: Any = MINE, size: int = 100_000) -> FileStorage:
+    options = FileStorage.Options(path=str(path), size=size)
+    return FileStorage(options, PluginContext("storage", "file", extras={"identity": identity}))
+
+
+def filled(path: Path, count: int = 3) -> None:
+    storage = opened(path)
+    for number in range(count):
+        storage.write(name(number), b"%d" % number * 100)
+    storage.close()
+
+
+@pytest.mark.parametrize(
+    ("identity", "named"),
+    [
+        ({**MINE, "model": "b"}, "was made with another model"),
+        ({**MINE, "dtype": "bfloat16", "format": 2}, "was made with another dtype, format"),
+    ],
+)
+def test_a_foreign_store_is_set_aside(tmp_path: Path, caplog: Any, identity: Any, named: str) -> None:
+    """Not loaded, not deleted, and said why; so it may happen more than once."""
+    filled(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        storage = opened(tmp_path, identity)
+    assert named in caplog.text
+    assert "set-aside-1" in caplog.text
+    assert storage.stats() == {"blocks": 0, "bytes": 0}
+    storage.write(name(7), b"theirs")
+    storage.close()
+    assert len(list((tmp_path / "set-aside-1").glob("blocks/*/*"))) == 3
+    assert json.loads((tmp_path / "set-aside-1" / "store.json").read_text()) == MINE
+    back = opened(tmp_path)
+    assert not back.holds(name(7))
+    back.close()
+    assert (tmp_path / "set-aside-2").is_dir()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", "null", None])
+def test_a_store_that_cannot_be_read_is_set_aside(tmp_path: Path, caplog: Any, damage: str | None) -> None:
+    filled(tmp_path)
+    about = tmp_path / "store.json"
+    about.unlink() if damage is None else about.write_text(damage)
+    storage = opened(tmp_path)
+    assert not storage.holds(name(0))
+    storage.close()
+    assert "is set aside" in caplog.text
+    assert len(list((tmp_path / "set-aside-1").glob("blocks/*/*"))) == 3
+    assert json.loads(about.read_text()) == MINE
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    filled(tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "dear"
+    assert not list(tmp_path.glob("set-aside*"))
+
+
+def test_halves_are_removed_and_strangers_ignored(tmp_path: Path) -> None:
+    """A process that dies while it writes leaves a file with another name."""
+    filled(tmp_path)
+    folder = tmp_path / "blocks" / "00"
+    (folder / (name(9).hex() + ".half")).write_bytes(b"ha")
+    (folder / "README").write_text("what is this?")
+    (tmp_path / "blocks" / "note").write_text("a file")
+    storage = opened(tmp_path)
+    assert storage.stats() == {"blocks": 3, "bytes": 300}
+    storage.close()
+    assert not list(folder.glob("*.half"))
+    assert (folder / "README").exists()
+
+
+def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
+    filled(tmp_path, 5)
+    storage = opened(tmp_path)
+    for number in (4, 1, 3, 0, 2):
+        storage.touch([name(number)])
+        os.utime(storage._file(name(number).hex()), ns=(0, 10**18 + 10**9 * (4, 1, 3, 0, 2).index(number)))
+    storage.close()
+    storage = opened(tmp_path, size=250)
+    assert [number for number in range(5) if storage.holds(name(number))] == [0, 2]
+    storage.close()
+
+
+def test_a_rejected_block_is_kept_to_be_looked_at_until_room_is_needed(tmp_path: Path) -> None:
+    filled(tmp_path)
+    storage = opened(tmp_path, size=350)
+    storage.reject(name(1))
+    bad = tmp_path / "blocks" / "00" / (name(1).hex() + ".corrupt")
+    assert bad.exists()
+    assert storage.stats() == {"blocks": 2, "bytes": 300}
+    storage.close()
+    storage = opened(tmp_path, size=350)
+    assert storage.stats() == {"blocks": 2, "bytes": 300}
+    storage.write(name(8), b"x" * 100)
+    assert not bad.exists()
+    assert all(storage.holds(name(number)) for number in (0, 2, 8))
+    storage.close()
+
+
+def test_a_folder_has_one_engine(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(PluginError, match="in use by another engine"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path).close()
+
+
+def test_a_file_that_somebody_deleted_is_absent(tmp_path: Path) -> None:
+    filled(tmp_path)
+    storage = opened(tmp_path)
+    for file in (tmp_path / "blocks" / "00").iterdir():
+        file.unlink()
+    assert storage.read(name(0)) is None
+    storage.touch([name(1)])
+    storage.reject(name(2))
+    assert storage.stats()["bytes"] == 0
+    storage.close()
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "kv", Path("/proc/kv")):
+        with pytest.raises(PluginError, match="cannot be used"):
+            opened(path)
