@@ -1,4 +1,6 @@
-"""Radix tree operations per second and memory per node, at growing sizes: `python bench/tree.py [--json PATH]`.
+"""Radix tree operations per second and memory per node, at growing sizes.
+
+python -m bench.tree [--sizes 1000,10000] [--page-size 1] [--peer PYTHON]
 
 One process, no model, page size 1 unless told otherwise. Trees have 16 tokens a node and 8 children a node. Each
 figure is the best of eight rounds of 500 operations on a tree of the given size, in CPU time:
@@ -10,22 +12,24 @@ figure is the best of eight rounds of 500 operations on a tree of the given size
     split           a match that ends inside a node which was never cut
     bytes/node      of tree, keys, slot numbers and heap, by tracemalloc over the first 20,000 nodes
     4k match        microseconds to match a cached prefix of 4,000 tokens, and to peek at it
+
+`--peer` is the Python of an environment with SGLang in it, whose radix cache then does the same at each size. What its
+tensors keep is not in its bytes/node.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import time
+import subprocess
 import tracemalloc
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
+from bench.tree_texts import BATCH, LONG, ROUNDS, RUN, Texts, rate
 from phloem.batch import IntArray
 from phloem.interfaces import Lease, PluginContext
 from phloem.plugins.cache.eviction import Lru
@@ -34,12 +38,6 @@ from phloem.pool import SlotPool
 from phloem.request import Namespace
 
 SPACE = Namespace()
-RUN = 16  # tokens of a node
-FANOUT = 8
-ROUNDS = 8
-BATCH = 500
-VOCAB = 50_000
-LONG = 4_000
 TRACED = 20_000  # nodes whose memory is counted: tracing makes their making several times slower
 
 COLUMNS = (
@@ -50,7 +48,6 @@ COLUMNS = (
     ("4k peek us", "peek_4k_us"),
 )
 
-T = TypeVar("T")
 Row = dict[str, float]
 Started = tuple["array[int]", IntArray, Lease]
 
@@ -59,29 +56,12 @@ class Bench:
     """A tree of `nodes` leaves and inner nodes, and the texts that lead to them."""
 
     def __init__(self, nodes: int, page_size: int, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.runs = 0
-        self.page_size = page_size
         spare = (3 * ROUNDS * BATCH * RUN + 2 * LONG) // page_size
         self.pool = SlotPool(nodes * RUN // page_size + spare, page_size)
         context = PluginContext("cache", "radix", pools=(self.pool,), page_size=page_size)
         context.extras["eviction"] = Lru(Lru.Options(), context)
         self.cache = RadixCache(RadixCache.Options(), context)
-        self.texts = list(self._grow(nodes))
-
-    def _grow(self, nodes: int) -> Iterator[array[int]]:
-        level = [array("i")]
-        made = 0
-        while made < nodes:
-            below = [self.longer(parent) for parent in level for _ in range(FANOUT)][: nodes - made]
-            yield from below
-            made += len(below)
-            level = below
-
-    def longer(self, text: array[int]) -> array[int]:
-        """`text` and one more run of random tokens, whose first is new: no two runs share a beginning by accident."""
-        self.runs += 1
-        return text + array("i", [VOCAB + self.runs, *self.rng.choices(range(VOCAB), k=RUN - 1)])
+        self.texts = Texts(nodes, seed)
 
     def start(self, text: array[int]) -> Started:
         """Match, lease, and take slots for the rest."""
@@ -115,40 +95,25 @@ class Bench:
                 self.cache.release(lease)
         return best
 
-    def sample(self) -> list[array[int]]:
-        """Texts of random nodes."""
-        return self.rng.choices(self.texts, k=BATCH)
-
-
-def rate(operation: Callable[[T], object], rounds: Sequence[Sequence[T]]) -> float:
-    """Operations per second in the best round."""
-    best = float("inf")
-    for items in rounds:
-        start = time.process_time()
-        for item in items:
-            operation(item)
-        best = min(best, (time.process_time() - start) / len(items))
-    return 1.0 / best
-
 
 def measure(nodes: int, page_size: int, seed: int) -> Row:
     """All figures at one size."""
     bench = Bench(nodes, page_size, seed)
-    traced = bench.texts[:TRACED]
+    traced = bench.texts.all[:TRACED]
     tracemalloc.start()
     for text in traced:
         bench.request(text)
     size = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    for text in bench.texts[TRACED:]:
+    for text in bench.texts.all[TRACED:]:
         bench.request(text)
     cache = bench.cache
     row: Row = {"nodes": nodes, "page_size": page_size, "bytes_per_node": size / len(traced)}
-    row["peek"] = rate(lambda t: cache.peek(t, len(t), SPACE), [bench.sample() for _ in range(ROUNDS)])
-    row["match"] = rate(lambda t: cache.match(t, len(t), SPACE), [bench.sample() for _ in range(ROUNDS)])
-    grown = [[bench.longer(text) for text in bench.sample()] for _ in range(ROUNDS)]
+    row["peek"] = rate(lambda t: cache.peek(t, len(t), SPACE), [bench.texts.sample() for _ in range(ROUNDS)])
+    row["match"] = rate(lambda t: cache.match(t, len(t), SPACE), [bench.texts.sample() for _ in range(ROUNDS)])
+    grown = bench.texts.grown()
     row["insert"] = bench.inserts(grown)
-    row["request"] = rate(bench.request, [[bench.longer(text) for text in bench.sample()] for _ in range(ROUNDS)])
+    row["request"] = rate(bench.request, bench.texts.grown())
     row["evict"] = rate(lambda _: cache.evict(RUN), grown)
     if page_size < RUN:
         row["split"] = rate(lambda t: cache.match(t, len(t) - RUN // 2, SPACE), grown)
@@ -161,12 +126,20 @@ def measure(nodes: int, page_size: int, seed: int) -> Row:
 def long_prefix(bench: Bench) -> Row:
     """Microseconds to find a cached prefix of LONG tokens in one node."""
     cache = bench.cache
-    text = array("i", bench.rng.choices(range(VOCAB), k=LONG))
+    text = bench.texts.long()
     bench.request(text)
     times = 200
     peek = rate(lambda t: cache.peek(t, LONG, SPACE), [[text] * times] * ROUNDS)
     match = rate(lambda t: cache.match(t, LONG, SPACE), [[text] * times] * ROUNDS)
     return {"peek_4k_us": 1e6 / peek, "match_4k_us": 1e6 / match}
+
+
+def measure_peer(python: str, nodes: int, seed: int) -> Row:
+    """SGLang's."""
+    command = [python, "-W", "ignore", "-m", "bench.peers.sglang_tree", f"--nodes={nodes}", f"--seed={seed}"]
+    told = subprocess.run([*command, f"--traced={TRACED}"], capture_output=True, text=True, check=True).stdout
+    row: Row = json.loads(told.splitlines()[-1])
+    return row
 
 
 def line(row: Row) -> str:
@@ -184,12 +157,16 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=1, choices=(1, 2, 4, 8, 16))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--peer", help="Python of an environment with SGLang; page size 1")
     options = parser.parse_args()
     print("".join(f"{head:>13}" for head, _ in COLUMNS))
     rows = []
     for size in options.sizes.split(","):
         rows.append(measure(int(size), options.page_size, options.seed))
         print(line(rows[-1]), flush=True)
+        if options.peer:
+            rows.append(measure_peer(options.peer, int(size), options.seed))
+            print(line(rows[-1]), "SGLang", flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
 
