@@ -80,13 +80,10 @@ def build_parts(config: Config) -> Parts:
     policy = make("schedule", limits)
     if "listens" in policy.capabilities:
         cache.listen(policy)
-
-    def host_bound(request: Request) -> bool:
-        return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
-
     attention = _attention(config, model.spec, make)
     trees = _branches(attention, model)
-    scheduler = Scheduler(ledger, policy, limits, drafting.propose_all, host_bound, config.engine.draft_tokens, trees)
+    bound = _host_bound(drafting)
+    scheduler = Scheduler(ledger, policy, limits, drafting.propose_all, bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead, states)
     rows = min(slots for slots, group in zip(memory.slots, groups, strict=True) if not group.states)
@@ -103,6 +100,15 @@ def build_parts(config: Config) -> Parts:
     scheduler.tiers = ledger.tiers = build_tiers(config, use, ledger, model, make, inbox.put, executor.in_order)
     ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
     return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
+
+
+def _host_bound(drafting: Drafting) -> Callable[[Request], bool]:
+    """Says of a request that its next step needs its last token on the host."""
+
+    def bound(request: Request) -> bool:
+        return needs_tokens(request.params) or request.matcher is not None or drafting.active(request)
+
+    return bound
 
 
 def _branches(attention: Attention, model: Model) -> bool:
