@@ -6,6 +6,7 @@ Five sets of prompts (`drafting_prompts/`): code editing, summarising with quote
 eight prompts of each in eight variants. A pair is a wave of `batch` requests run both ways in one engine, in turns:
 with its drafters, and with every request told to use none. Each wave has a namespace of its own, so that nothing is
 known of it from a run before. `--spec` names drafters, with `+` between those that work together; each gets an engine.
+`draft=MODEL` says which model drafts.
 Ratios are of tokens per second, with drafts over without: medians with quartiles. Texts end where the model ends them.
 """
 
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
     lines, kept = [HEAD], []
     show(HEAD)
     for spec in options.spec.split(","):
-        drafters = [{"use": name} for name in spec.split("+")]
+        drafters = [dict(zip(("use", "model"), name.split("="), strict=False)) for name in spec.split("+")]
         sections: dict[str, Any] = {"grammar": "none", "spec": drafters, "engine": {"draft_size": options.size}}
         with Engine(options.model, cache={"tokens": pool}, **sections) as engine:
             for batch in map(int, options.batch.split(",")):

@@ -21,13 +21,13 @@ class Vocabulary:
         known = min(target_size, target.vocab_size)
         mine = [draft.token_bytes(token) for token in range(min(draft_size, draft.vocab_size))]
         theirs = [target.token_bytes(token) for token in range(known)]
-        shared = min(len(mine), len(theirs))
         self.size = target_size
-        self.same = theirs == mine[: len(theirs)]
+        same = theirs == mine[: len(theirs)]
+        self.direct = same and target_size <= draft_size  # no id is beyond what the draft model has rows for
         places = {text: token for token, text in reversed(list(enumerate(mine))) if text}
         pairs = (
-            [(token, token) for token in range(shared)]
-            if self.same
+            [(token, token) for token in range(known)]
+            if same
             else [(token, places[text]) for token, text in enumerate(theirs) if text in places]
         )
         if len(pairs) < _LEAST * known:
@@ -43,7 +43,7 @@ class Vocabulary:
 
     def read(self, tokens: array[int]) -> array[int]:
         """The target's tokens as the draft model reads them."""
-        if self.same:
+        if self.direct:
             return tokens
         return array("i", self._read[np.frombuffer(tokens, dtype=np.int32)].tobytes()) if tokens else array("i")
 
@@ -52,7 +52,7 @@ class Vocabulary:
 
         Minus infinity where it has none.
         """
-        if self.same and logits.shape[1] == self.size == len(self._targets):
+        if self.direct and logits.shape[1] == self.size == len(self._targets):
             return logits
         out = logits.new_full((len(logits), self.size), -torch.inf)
         out[:, self._targets.to(out.device)] = logits[:, self._drafts.to(out.device)]

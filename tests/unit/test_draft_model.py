@@ -41,20 +41,21 @@ def test_the_same_vocabulary_is_read_as_it_is_whatever_pads_the_heads() -> None:
     from array import array
 
     tokens = tokenizer_of("a", "b", "c")
-    vocabulary = Vocabulary(tokens, 5, tokens, 4, "small")
-    assert vocabulary.same
     text = array("i", [2, 0])
-    assert vocabulary.read(text) is text
+    for size in (3, 4):
+        assert Vocabulary(tokens, size, tokens, 4, "small").read(text) is text
+    wider = Vocabulary(tokens, 5, tokens, 4, "small")
+    assert wider.read(array("i", [2, 4])).tolist() == [2, 0]  # the draft model has no row for the last
     logits = torch.arange(8.0).view(2, 4)
-    assert vocabulary.logits(logits).tolist() == [[0, 1, 2, -torch.inf, -torch.inf], [4, 5, 6, -torch.inf, -torch.inf]]
-    assert Vocabulary(tokens, 3, tokens, 3, "small").logits(logits[:, :3]) is not None
+    assert wider.logits(logits).tolist() == [[0, 1, 2, -torch.inf, -torch.inf], [4, 5, 6, -torch.inf, -torch.inf]]
+    alike = logits[:, :3].contiguous()
+    assert Vocabulary(tokens, 3, tokens, 3, "small").logits(alike) is alike
 
 
 def test_another_order_and_a_gap_are_mapped_by_what_tokens_spell() -> None:
     from array import array
 
     vocabulary = Vocabulary(tokenizer_of("a", "b", "c", "d"), 4, tokenizer_of("x", "c", "a", "b"), 4, "small")
-    assert not vocabulary.same
     assert vocabulary.read(array("i", [0, 1, 2, 3])).tolist() == [2, 3, 1, 0]  # `d` is unknown: read as the first
     assert vocabulary.read(array("i")).tolist() == []
     assert vocabulary.logits(torch.tensor([[9.0, 1.0, 2.0, 3.0]])).tolist() == [[2.0, 3.0, 1.0, -torch.inf]]
