@@ -99,7 +99,11 @@ class Metrics(Collector):
         name, stats = self._read()
         if stats:
             yield from itertools.chain(
-                _plain(name, stats), _requests(name, stats), _slots(name, stats), _histograms(name, stats)
+                _plain(name, stats),
+                _requests(name, stats),
+                _slots(name, stats),
+                _tiers(name, stats["tiers"] or {}),
+                _histograms(name, stats),
             )
 
 
@@ -130,6 +134,38 @@ def _slots(model: str, stats: Stats) -> Iterator[Metric]:
         for state, number in group.items():
             slots.add_metric([model, str(index), state], number)
     yield slots
+
+
+def _tiers(model: str, tiers: Stats) -> Iterator[Metric]:
+    """Loads, and what lies in host memory and on the disk; nothing without tiers."""
+    if not tiers:
+        return
+    for key, name, text in (
+        ("loads", "loads", "Prefixes that came back to the KV pool from a tier."),
+        ("loaded_tokens", "loaded_tokens", "Their tokens."),
+        ("failed", "failed_loads", "Prefixes of which a tier gave nothing after all."),
+    ):
+        counter = CounterMetricFamily(f"phloem_tier_{name}", text, labels=["model_name"])
+        counter.add_metric([model], tiers[key])
+        yield counter
+    held = {
+        name: GaugeMetricFamily(f"phloem_tier_{name}", text, labels=["model_name", "tier"])
+        for name, text in (
+            ("blocks", "Blocks of KV in a tier."),
+            ("bytes", "Their bytes."),
+            ("backlog", "Bytes that wait to be written."),
+        )
+    }
+    moved = CounterMetricFamily(
+        "phloem_tier_blocks_moved", "Blocks by what became of them.", labels=["model_name", "tier", "event"]
+    )
+    for tier in ("host", "disk"):
+        for name, number in tiers.get(tier, {}).items():
+            if name in held:
+                held[name].add_metric([model, tier], number)
+            else:
+                moved.add_metric([model, tier, name], number)
+    yield from (*held.values(), moved)
 
 
 def _histograms(model: str, stats: Stats) -> Iterator[Metric]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ._template_head import CLASS as _CLASS
+from ._template_head import HEAD as _HEAD
+from ._templates_cache import CACHE, STORAGE
+
 PYPROJECT = """
 [build-system]
 requires = ["hatchling>=1.25"]
@@ -66,26 +70,8 @@ SECTIONS = {
     "sampler": "samplers: [{use: $name}]",
     "schedule": "schedule: {use: $name}",
     "spec": "spec: [{use: $name}]",
+    "storage": "cache: {disk: {use: $name}}",
 }
-
-_HEAD = '''"""$cls: a plugin of kind `$kind`."""
-
-from __future__ import annotations
-
-'''
-_CLASS = '''
-
-class $cls:
-    """What it does, in one line: `phloem plugins` shows it."""
-
-    api = 1
-    capabilities: frozenset[str] = frozenset()
-
-    class Options(BaseModel):
-        """Options of `use: $name`; the text under a field is its documentation."""
-
-        model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-'''
 
 _SCHEDULE = f'''{_HEAD}from collections.abc import Iterable, Sequence
 
@@ -221,83 +207,6 @@ from pydantic import BaseModel, ConfigDict
         return self._kernel.prepare(batch, kv)
 '''
 
-_CACHE = f'''{_HEAD}from array import array
-from dataclasses import dataclass
-
-import numpy as np
-from phloem.batch import IntArray
-from phloem.interfaces import CacheCounts, CacheListener, Lease, Match, PluginContext, PoolGroup, Published
-from phloem.model_spec import ModelSpec
-from phloem.request import Namespace
-from pydantic import BaseModel, ConfigDict
-
-
-@dataclass(slots=True)
-class Nothing:
-    """A lease of no tokens."""
-
-    length: int = 0
-    released: bool = False
-{_CLASS}
-    def __init__(self, options: Options, context: PluginContext) -> None:
-        self.version = 0  # change it whenever a match may have changed
-        self._none: IntArray = np.empty(0, dtype=np.int32)
-
-    @classmethod
-    def groups(cls, spec: ModelSpec) -> tuple[PoolGroup, ...]:
-        """One pool for all layers."""
-        return (PoolGroup("full", tuple(range(len(spec.layers)))),)
-
-    def match(self, tokens: array[int], limit: int, namespace: Namespace) -> Match:
-        """Start here: the longest prefix of tokens[:limit] whose KV is kept."""
-        return Match(0, None)
-
-    def peek(self, tokens: array[int], limit: int, namespace: Namespace) -> int:
-        """What `match` would find, changing nothing."""
-        return 0
-
-    def lease(self, match: Match) -> Lease:
-        """Protect a match from eviction."""
-        return Nothing()
-
-    def slots(self, lease: Lease) -> tuple[IntArray, ...]:
-        """The slots of the leased tokens."""
-        return (self._none,)
-
-    def publish(
-        self, tokens: array[int], length: int, slots: tuple[IntArray, ...], lease: Lease, namespace: Namespace
-    ) -> Published:
-        """Declines: the caller keeps its slots. With capability `sharing`, take them and return a longer lease."""
-        self.release(lease)
-        return Published(Nothing(), (self._none,))
-
-    def release(self, lease: Lease) -> None:
-        """The end of a lease, once."""
-        assert isinstance(lease, Nothing) and not lease.released, "this lease was released before"
-        lease.released = True
-
-    def evict(self, slots: int, group: int = 0) -> int:
-        """Free slots into the pool (`context.pools[group]`); returns how many."""
-        return 0
-
-    def counts(self) -> tuple[CacheCounts, ...]:
-        """Evictable and protected slots."""
-        return (CacheCounts(0, 0),)
-
-    def reset(self) -> None:
-        """Drop what is not leased."""
-
-    def check(self) -> None:
-        """Verify the cache's own invariants."""
-
-    def listen(self, listener: CacheListener) -> None:
-        """Tell it what is stored, then what is stored and removed. With capability `sharing` this is owed."""
-
-    def owned_pages(self) -> list[set[int]]:
-        """Pages that the cache owns."""
-        return [set()]
-'''
-
 _GRAMMAR = f'''{_HEAD}from phloem.constraint import Constraint, Unenforced
 from phloem.interfaces import Matcher, PluginContext
 from phloem.testing import ToyGrammar
@@ -422,7 +331,7 @@ from pydantic import BaseModel, ConfigDict
 BODIES = {
     "api": (_API, "ApiSuite", ""),
     "attention": (_ATTENTION, "AttentionSuite", ""),
-    "cache": (_CACHE, "CacheSuite", ""),
+    "cache": (CACHE, "CacheSuite", ""),
     "events": (_EVENTS, "EventsSuite", _EVENTS_TEST),
     "eviction": (_EVICTION, "EvictionSuite", ""),
     "grammar": (_GRAMMAR, "GrammarSuite", ""),
@@ -436,4 +345,5 @@ BODIES = {
     ),
     "schedule": (_SCHEDULE, "ScheduleSuite", "    max_overtakes = 100\n"),
     "spec": (_SPEC, "SpecSuite", ""),
+    "storage": (STORAGE, "StorageSuite", ""),
 }

@@ -7,8 +7,9 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,11 +30,13 @@ from phloem.testing import (
     FakePolicy,
     FakeProcessor,
     FakePublisher,
+    FakeStorage,
     ObserverSuite,
     ParserSuite,
     SamplerSuite,
     ScheduleSuite,
     SpecSuite,
+    StorageSuite,
 )
 from phloem.testing.events import ToyTree
 from phloem.testing.plugin import PluginSuite
@@ -227,6 +230,75 @@ def test_events(broken: type[Any], test: str, complaint: str) -> None:
         getattr(judge, test)(**{name: given[name] for name in names})
     Lingers.ended.set()
     feed.close()
+
+
+# --- storage
+
+
+class Forgets(FakeStorage):
+    def write(self, name: bytes, data: bytes) -> None:
+        """Nothing is kept."""
+
+
+class Grows(FakeStorage):
+    def __init__(self, options: Any, context: Any) -> None:
+        super().__init__(options, context)
+        self._most = 1 << 40
+
+
+class First(FakeStorage):
+    def touch(self, names: Sequence[bytes]) -> None:
+        """A use is none."""
+
+
+class Clings(FakeStorage):
+    def reject(self, name: bytes) -> None:
+        """What is wrong stays."""
+
+
+class Halves(FakeStorage):
+    def write(self, name: bytes, data: bytes) -> None:
+        if "write" in self.faults:
+            self._held[name] = data[:10]
+        super().write(name, data)
+
+
+class Mixes(FakeStorage):
+    capabilities = frozenset({"durable"})
+    disk: ClassVar[dict[bytes, bytes]] = {}
+
+    def __init__(self, options: Any, context: Any) -> None:
+        super().__init__(options, context)
+        self._held = self.disk  # type: ignore[assignment]
+
+
+class Hasty(FakeStorage):
+    capabilities = frozenset({"durable"})
+
+
+class StorageThatFails(StorageSuite):
+    @contextmanager
+    def failing(self, storage: Any) -> Iterator[None]:
+        storage.faults.add("write")
+        yield
+        storage.faults.clear()
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (Forgets, "test_reads_what_was_written"),
+        (Grows, "test_keeps_to_its_budget"),
+        (First, "test_keeps_to_its_budget"),
+        (Clings, "test_what_is_rejected_is_gone"),
+        (Halves, "test_a_failed_write_leaves_nothing"),
+        (Mixes, "test_another_identity_finds_nothing"),
+        (Hasty, "test_a_restart_finds_what_was_there"),
+    ],
+)
+def test_storage(broken: type[Any], test: str) -> None:
+    with pytest.raises(AssertionError):
+        getattr(suite(StorageThatFails, broken), test)()
 
 
 # --- spec

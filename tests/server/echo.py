@@ -156,6 +156,7 @@ class EchoCore:
         }
         more["holds"] = {"count": 0, "tokens": 0, "revoked": 0, "expired": 0}
         more["events"] = {"batches": 0, "overflows": 0}
+        more["tiers"] = None
         more["pins"] = {"count": len(self.pinned), "tokens": 0}
         group = {"total": 1000, "free": 1000 - held, "evictable": 0, "protected": 0, "leased": held}
         return {**self.counters.snapshot(), **more, "groups": [group]}

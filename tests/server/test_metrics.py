@@ -60,3 +60,31 @@ def test_names_and_values(run: Run) -> None:
         assert answers[frozenset({("route", "other"), ("status", "404")})] == 2
 
     run(test)
+
+
+def test_tiers(run: Run) -> None:
+    """Nothing without tiers; with them what the engine counts, by tier."""
+
+    async def test(client: httpx.AsyncClient, engine: Any, gate: Any) -> None:
+        assert "phloem_tier" not in (await client.get("/metrics")).text
+        plain = engine.core.stats
+        host = {"blocks": 3, "bytes": 4096, "stored": 5, "evicted": 2}
+        disk = {"blocks": 7, "bytes": 9000, "written": 7, "read": 1, "dropped": 0, "corrupt": 1, "failures": 2}
+        tiers = {"loads": 4, "loaded_tokens": 256, "failed": 1, "loading": 0, "host": host}
+        engine.core.stats = lambda: {**plain(), "tiers": {**tiers, "disk": {**disk, "backlog": 11}}}
+        got = samples((await client.get("/metrics")).text)
+
+        def value(name: str, *labels: tuple[str, str]) -> float:
+            return got[name, frozenset({("model_name", "echo"), *labels})]
+
+        assert value("phloem_tier_loads_total") == 4
+        assert value("phloem_tier_loaded_tokens_total") == 256
+        assert value("phloem_tier_failed_loads_total") == 1
+        assert value("phloem_tier_bytes", ("tier", "host")) == 4096
+        assert value("phloem_tier_blocks", ("tier", "disk")) == 7
+        assert value("phloem_tier_backlog", ("tier", "disk")) == 11
+        for event in ("written", "read", "corrupt", "failures"):
+            assert value("phloem_tier_blocks_moved_total", ("tier", "disk"), ("event", event)) == disk[event]
+        assert value("phloem_tier_blocks_moved_total", ("tier", "host"), ("event", "evicted")) == 2
+
+    run(test)
