@@ -73,7 +73,8 @@ def build_parts(config: Config) -> Parts:
     cache: Cache = construct("cache", use, plugin, options, context)
     kv, states = _stores(model.spec, groups, memory, dtype, device)
     limits, limit = config.schedule, memory.max_total_tokens
-    holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s)
+    most = max(1, int(limits.hold_share * memory.snapshots)) if memory.snapshots else None
+    holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s, most=most)
     ledger = _ledger(cache, groups, pools, kv, holds, limits, memory)
     drafting = Drafting(drafters, model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
@@ -174,7 +175,10 @@ def _ledger(
     rows, states, last = limits.max_running, None, len(groups) - 1
     if groups[last].states:
         each, kept = memory.states_each, memory.snapshots
-        states = StateSlots(cache, pools[last], last, pools[0].page_size, rows=rows, each=each, snapshots=kept)
+        pinned = max(1, kept - int(limits.hold_share * kept))
+        states = StateSlots(
+            cache, pools[last], last, pools[0].page_size, rows=rows, each=each, snapshots=kept, pinnable=pinned
+        )
     windows = [group.window for group in groups if not group.states]
     pools, context = pools[: len(windows)], memory.max_total_tokens
     return Ledger(

@@ -28,9 +28,21 @@ class Hold:
 class Holds:
     """All holds of an engine, by name. Owned by the ledger, used on the loop's thread."""
 
-    def __init__(self, cache: Cache, slots: int, *, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`slots` is the most that holds may lock, each slot counted once, of a pool's first group."""
-        self._cache, self._most, self._idle_s, self._clock = cache, slots, idle_s, clock
+    def __init__(
+        self,
+        cache: Cache,
+        slots: int,
+        *,
+        idle_s: float,
+        most: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`slots` is the most that holds may lock, each slot counted once, of a pool's first group.
+
+        There are at most `most` holds where each keeps a state besides.
+        """
+        self._cache, self._slots, self._idle_s, self._clock = cache, slots, idle_s, clock
+        self._most = most
         self._named: dict[str, Hold] = {}  # least recently used first
         self._owners: IntArray = np.zeros(0, dtype=np.int32)  # holds that lock a slot
         self.tokens = 0  # slots that at least one hold locks
@@ -42,7 +54,7 @@ class Holds:
         self.drop(name)
         self._named[name] = Hold(lease, self._clock())
         self._count(lease, 1)
-        while self.tokens > self._most:
+        while self.tokens > self._slots or (self._most is not None and len(self._named) > self._most):
             self.revoke()
 
     def touch(self, name: str | None) -> None:

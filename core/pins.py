@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import RequestError
+from .errors import RequestError, StepError
 from .interfaces import Lease
 from .ledger import Ledger
 from .prefix import common_prefix
@@ -61,6 +61,14 @@ class Pins:
                 hint=f"raise cache.pin_share, or unpin one of: {', '.join(self._named) or 'none'}",
                 param="name",
             )
+        states = self._ledger.states
+        if states is not None and name not in others and len(others) >= states.pinnable:
+            raise RequestError(
+                f"{len(others)} prefixes are pinned, and each keeps a state: of {states.snapshots} {states.pinnable} "
+                "may be pinned",
+                hint=f"lower cache.snapshot_every, or unpin one of: {', '.join(self._named) or 'none'}",
+                param="name",
+            )
         self._coming[name] = made
 
     def close(self, request: Request) -> None:
@@ -73,6 +81,11 @@ class Pins:
         if request.finish_reason in ("stop", "length"):
             cache, length = self._ledger.cache, len(coming.tokens)
             coming.lease = cache.lease(cache.match(coming.tokens, length, coming.namespace))
+            if self._ledger.states is not None and coming.lease.length < length:
+                self._drop(coming)
+                request.finish_reason = "error"
+                request.error = StepError(f"pin {name!r} was not kept: all states that may be cached are in use")
+                return
             assert coming.lease.length == length, f"{coming.lease.length} tokens of a pin of {length} are cached"
             self._drop(self._named.pop(name, None))
             self._named[name] = coming

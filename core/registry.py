@@ -28,7 +28,7 @@ KINDS = (
     *("schedule", "model", "sampler", "parser", "api", "transport", "router", "observer"),
 )
 AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("torch",)}
-AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "swa")}
+AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "swa", "hybrid")}
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
     **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api", "parser": "Parser"},

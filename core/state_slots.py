@@ -59,15 +59,27 @@ class StateSlots:
     """The bookkeeping of one engine. Part of the ledger, used on the loop's thread."""
 
     def __init__(
-        self, cache: Cache, pool: SlotPool, group: int, page: int, *, rows: int, each: int, snapshots: int
+        self,
+        cache: Cache,
+        pool: SlotPool,
+        group: int,
+        page: int,
+        *,
+        rows: int,
+        each: int,
+        snapshots: int,
+        pinnable: int,
     ) -> None:
-        """At most `rows` requests run, `each` as `per_request` says; the cache keeps at most `snapshots` states."""
+        """At most `rows` requests run, `each` as `per_request` says; the cache keeps at most `snapshots` states.
+
+        Pins may keep `pinnable` of these.
+        """
         self._cache, self.pool, self.group, self._page = cache, pool, group, page
         self._narrows = cast("Narrows", cache) if "narrows" in cache.capabilities else None
         self._shares = "sharing" in cache.capabilities
         self._rows, self._each = rows, each
         self._running = 0
-        self.snapshots = snapshots
+        self.snapshots, self.pinnable = snapshots, pinnable
 
     def _floor(self, tokens: int) -> int:
         return tokens // self._page * self._page
@@ -117,8 +129,9 @@ class StateSlots:
         """After a step: what it has passed, and what drafts left in vain, is free again."""
         assert request.lease is not None
         done, page_end = request.computed, self._floor(request.computed)
-        last = max(len(request.tokens) - 1, done + request.in_flight)
-        self._give(request, [n for n in request.states if n not in (done, page_end) and not done < n <= last])
+        ahead = request.in_flight > 0  # who has a step under way was not drafting in this one
+        vain = [n for n in request.states if n < done or (n >= len(request.tokens) and not ahead)]
+        self._give(request, [n for n in vain if n not in (done, page_end) and n not in request.marks])
         if request.snapshot >= 0 and page_end > request.lease.length:
             request.snapshot = -1
             if self._narrows is not None:
@@ -141,6 +154,8 @@ class StateSlots:
         """Where a request is to be published, of what it has computed, ascending; `ends`: it leaves."""
         assert request.lease is not None
         places = {at for at in request.marks if at <= length} | ({self._floor(length)} if ends else set())
+        if not self._shares:  # nothing is kept
+            return []
         request.marks -= places
         return sorted(at for at in places if at > request.lease.length and at in request.states)
 

@@ -80,9 +80,22 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),  # attention sinks
 }
 
+# Models with recurrent layers, which only native code serves.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_bias": True,
+            "block_multiple_of": 16,
+            "norm_eps": 1e-5,
+        },
+    ),
+}
+
 
 def make_tiny_model(arch: str, folder: Path) -> Path:
-    """Write a random float32 model of `arch` (a key of ARCHITECTURES) with its tokenizer to `folder`; returns it.
+    """Write a random float32 model of `arch` (a key of ARCHITECTURES or RECURRENT) with its tokenizer to `folder`; returns it.
 
     Weights are seeded and larger than usual, and norms and biases are random too, so that greedy outputs vary and a
     forgotten bias or norm shows.
@@ -90,7 +103,7 @@ def make_tiny_model(arch: str, folder: Path) -> Path:
     import torch
     import transformers
 
-    model_type, extra = ARCHITECTURES[arch]
+    model_type, extra = (ARCHITECTURES | RECURRENT)[arch]
     sizes = {
         "vocab_size": 512,
         "hidden_size": HIDDEN,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ..request import Namespace
-from ._cache_rig import CacheRig, Holder
+from ._cache_rig import CacheRig
+from ._cache_toys import Holder
 
 SALTS = (Namespace(), Namespace(salt="a"), Namespace(adapter="a"), Namespace(salt="a", adapter="a"))
 

@@ -20,7 +20,8 @@ from ..interfaces import Cache, EvictionNode, PluginContext
 from ..registry import check_contract
 from ..request import Namespace
 from ._cache_history import SALTS, History
-from ._cache_rig import CacheRig, Kind, Listener, toy_model
+from ._cache_rig import CacheRig
+from ._cache_toys import Kind, Listener, toy_model
 
 # The state groups of toy models with windows: hybrid and pure, below and above the page, with two widths, and a window
 # of one token, which sees nothing before it.

@@ -50,12 +50,15 @@ class ModelSuite(PluginSuite):
         spec = model.spec
         assert spec.vocab_size > 0
         assert spec.context_length > 0
-        assert spec.layers
+        assert spec.layers or spec.states
         for layer in spec.layers:
             assert min(layer.kv_heads, layer.k_dim, layer.v_dim) > 0
             assert 0 <= layer.group < len(spec.groups)
         for group in spec.groups:
             assert (group.kind == "window") == (group.window is not None)
+            assert group.kind != "recurrent" or group.draft == "chain"
+        assert sum(group.kind == "recurrent" for group in spec.groups) == bool(spec.states), "one group for all states"
+        assert all(state.floats > 0 for state in spec.states)
         assert all(0 <= token < spec.vocab_size for token in spec.eos_token_ids)
 
     def test_tokenizer_travels(self, model: Model) -> None:
@@ -101,14 +104,16 @@ class ModelSuite(PluginSuite):
         self._close(together, torch.cat([whole[:9], whole[20:21], whole[7:12]]))
 
     def test_a_tree_is_its_paths(self, model: Model) -> None:
-        """Each draft node's logits are those of its path as a sequence of its own."""
-        draft = Draft((5, 6, 7, 8, 9), (-1, 0, 0, -1, 1))
+        """Each draft node's logits are those of its path as a sequence of its own; of a chain with recurrent layers."""
+        tree = Draft((5, 6, 7, 8, 9), (-1, 0, 0, -1, 1))
+        chain = any(group.draft == "chain" for group in model.spec.groups)
+        draft = Draft.chain(tree.tokens) if chain else tree
         ragged = Ragged(model.spec)
         self._logits(model, ragged, [Part(0, PROMPT[:19])])
-        tree = self._logits(model, ragged, [Part(0, PROMPT[19:20], draft)])
+        logits = self._logits(model, ragged, [Part(0, PROMPT[19:20], draft)])
         for node in range(len(draft)):
             path = [draft.tokens[i] for i in draft.path(node)]
-            self._close(tree[1 + node], self._alone(model, PROMPT[:20] + path)[-1])
+            self._close(logits[1 + node], self._alone(model, PROMPT[:20] + path)[-1])
         after = self._logits(model, ragged, [Part(0, PROMPT[20:])])  # rejected nodes leave nothing behind
         self._close(after, self._alone(model, PROMPT)[20:])
 

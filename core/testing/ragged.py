@@ -12,6 +12,7 @@ from ..batch import Batch, GroupSlots
 from ..drafts import Draft
 from ..model_spec import ModelSpec
 from ..pool import KVStore
+from ..states import StateStore
 
 
 class Part(NamedTuple):
@@ -41,16 +42,26 @@ class Ragged:
         self._slots: dict[int, list[list[int]]] = {}  # sequence -> per group, slots in order
         self._groups = len(spec.groups)
         self.lengths: dict[int, int] = {}  # committed tokens of each sequence
+        self._states: dict[int, int] = {}  # sequence -> slot of its state
+        self._stateful = bool(spec.states)
+        self.store = StateStore(spec.states, slots, torch.device("cpu"))
+        self._state_slots = list(self._generator.permutation(slots))
         size = [pages * page_size] * self._groups
         self.kv = KVStore(spec, size, [layer.group for layer in spec.layers], dtype, torch.device("cpu"))
-        for tensor in (*self.kv.keys, *self.kv.values):
+        for tensor in (*self.kv.keys, *self.kv.values, *(each for layer in self.store.tensors for each in layer)):
             tensor.fill_(1000.0)
 
     def step(self, parts: Sequence[Part]) -> Batch:
-        """The batch that extends each part's sequence. Draft nodes' slots are written over by the next step."""
+        """The batch that extends each part's sequence. Draft nodes' slots are written over by the next step.
+
+        Of recurrent layers a state is kept after the tokens that stay; trees are not for them.
+        """
         tokens: list[int] = []
         positions: list[int] = []
-        q_lens, kv_lens = [], []
+        q_lens: list[int] = []
+        kv_lens: list[int] = []
+        starts = [self._states.get(part.sequence, -1) for part in parts]
+        kept: list[int] = []
         trees: dict[int, np.ndarray] = {}
         for index, part in enumerate(parts):
             start = self.lengths.get(part.sequence, 0)
@@ -60,19 +71,28 @@ class Ragged:
             if part.draft is not None:
                 tokens.extend(part.draft.tokens)
                 positions.extend(end - 1 + depth for depth in part.draft.depths())
-                trees[index] = part.draft.ancestors()
+                if not part.draft.is_chain:
+                    trees[index] = part.draft.ancestors()
+            kept.append(sum(q_lens) + len(part.tokens) - 1)
             q_lens.append(len(part.tokens) + (len(part.draft) if part.draft else 0))
             kv_lens.append(start + q_lens[-1])
             self._grow(part.sequence, kv_lens[-1])
             self.lengths[part.sequence] = end
         groups = tuple(self._group(g, parts, q_lens, kv_lens) for g in range(self._groups))
         rows = torch.arange(len(tokens))
-        return Batch(torch.tensor(tokens), torch.tensor(positions), groups, rows, q_lens, kv_lens, trees)
+        batch = Batch(torch.tensor(tokens), torch.tensor(positions), groups, rows, q_lens, kv_lens, trees)
+        if self._stateful:
+            self._states |= {part.sequence: int(self._state_slots.pop()) for part in parts}
+            batch.states = self.store.made(starts, kept, [self._states[part.sequence] for part in parts])
+        return batch
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Let a new sequence begin with the first `length` tokens of another, in the same slots (whole pages)."""
         assert length % self._page_size == 0
+        assert not self._stateful or length == self.lengths[source], "a state is that of a whole text"
         self._slots[target] = [slots[:length] for slots in self._slots[source]]
+        if self._stateful:
+            self._states[target] = self._states[source]
         self.lengths[target] = length
 
     def _grow(self, sequence: int, length: int) -> None:

@@ -123,6 +123,17 @@ class TestLlama(ModelSuite):
         cls.path = str(tiny_model("llama3-rope"))
 
 
+class TestLfm2(ModelSuite):
+    """... on the one with short convolutions, whose state must be where it was left ..."""
+
+    plugin = NativeModel
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def folder(cls, tiny_model: TinyModel) -> None:
+        cls.path = str(tiny_model("lfm2"))
+
+
 class TestGemma3(ModelSuite):
     """... and on the one with windows, two rotations and all the norms."""
 

@@ -1,4 +1,4 @@
-"""Model `native`: Llama, SmolLM, Mistral, Qwen2, Qwen3 and Gemma 3 (text) in a few hundred lines of torch."""
+"""Model `native`: Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 3 (text) and LFM2 in a few hundred lines of torch."""
 
 from .model import NativeModel
 

@@ -16,10 +16,14 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 @dataclass(frozen=True, slots=True)
 class LayerArch:
-    """What may differ from layer to layer: the window (tokens seen, the current one included) and the rotation."""
+    """What may differ from layer to layer: the window (tokens seen, the current one included) and the rotation.
+
+    With a `kernel` it is a short convolution over so many inputs in the place of attention.
+    """
 
     window: int | None
-    rope: Rope
+    rope: Rope | None
+    kernel: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Arch:
     logit_softcap: float | None
     tied: bool
     biases: frozenset[str]  # projections with a bias
+    conv_bias: bool
     layers: tuple[LayerArch, ...]
 
 
@@ -50,7 +55,7 @@ def read_arch(config: Mapping[str, Any]) -> Arch:
     family = FAMILIES.get(model_type)
     if family is None:
         raise ModelError(f"model type {model_type!r} is not one of {', '.join(FAMILIES)}")
-    values = {**family.defaults, **config}
+    values = {**family.defaults, **family.reads(config)}
     heads = _integer(values, "num_attention_heads")
     kv_heads = _integer(values, "num_key_value_heads", heads)
     hidden = _integer(values, "hidden_size")
@@ -76,7 +81,8 @@ def read_arch(config: Mapping[str, Any]) -> Arch:
         logit_softcap=values.get("final_logit_softcapping"),
         tied=bool(values["tie_word_embeddings"]),
         biases=frozenset(name for name, on in family.biases.items() if (on if on is True else values.get(str(on)))),
-        layers=_layers(values),
+        conv_bias=bool(values.get("conv_bias")),
+        layers=_layers(values, family),
     )
 
 
@@ -104,18 +110,20 @@ def _problem(values: Mapping[str, Any], activation: Any, heads: int, kv_heads: i
     return None
 
 
-def _layers(values: Mapping[str, Any]) -> tuple[LayerArch, ...]:
+def _layers(values: Mapping[str, Any], family: Family) -> tuple[LayerArch, ...]:
     """Windows and rotations of all layers: explicit `layer_types`, or the family's older notations."""
     count = _integer(values, "num_hidden_layers")
     types = values.get("layer_types") or _layer_types(values, count)
-    known = {"full_attention", "sliding_attention"}
-    if len(types) != count or not known.issuperset(types):
-        raise ModelError(
-            f"config.json: layer_types {types!r} does not name full_attention or sliding_attention {count} times"
-        )
-    ropes = {kind: _rope(values, kind) for kind in sorted(set(types))}
+    if len(types) != count or not family.kinds.issuperset(types):
+        known = " or ".join(sorted(family.kinds))
+        raise ModelError(f"config.json: layer_types {types!r} does not name {known} {count} times")
+    ropes = {kind: _rope(values, kind) if kind != "conv" else None for kind in sorted(set(types))}
     window = _integer(values, "sliding_window") if "sliding_attention" in types else None
-    return tuple(LayerArch(window if kind == "sliding_attention" else None, ropes[kind]) for kind in types)
+    kernel = _integer(values, "conv_L_cache") if "conv" in types else None
+    return tuple(
+        LayerArch(window if kind == "sliding_attention" else None, ropes[kind], kernel if kind == "conv" else None)
+        for kind in types
+    )
 
 
 def _layer_types(values: Mapping[str, Any], count: int) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from .lfm2 import LFM2_NAMES, lfm2_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,9 @@ class Family:
     sandwich: bool = False  # norms after attention and after the MLP as well, inside the residual
     norm_offset: float = 0.0  # added to norm weights, which are stored around zero
     scale_embedding: bool = False  # embeddings times sqrt(hidden size)
+    kinds: frozenset[str] = frozenset({"full_attention", "sliding_attention"})  # of layers
+    names: Mapping[str, str] = field(default_factory=dict)  # Llama's names of blocks and tensors -> this family's
+    reads: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # its config in Llama's spelling
 
 
 _ATTENTION_BIAS = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention_bias")
@@ -71,5 +76,12 @@ FAMILIES: Mapping[str, Family] = {
         sandwich=True,
         norm_offset=1.0,
         scale_embedding=True,
+    ),
+    "lfm2": Family(
+        defaults={**_COMMON, "hidden_act": "silu", "rope_theta": 1000000.0, "conv_L_cache": 3, "conv_bias": False},
+        qk_norm=True,
+        kinds=frozenset({"full_attention", "conv"}),
+        names=LFM2_NAMES,
+        reads=lfm2_config,
     ),
 }

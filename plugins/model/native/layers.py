@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -10,66 +12,59 @@ from phloem.interfaces import AttentionStep
 from .config import Arch
 from .linear import Linear
 from .packed import Gemm, PackedLinear
+from .rope import Rope
+from .short_conv import ConvStep
 from .weights import Weights
 
 
+@dataclass(slots=True)
+class Step:
+    """What the layers of one forward pass need besides hidden states."""
+
+    attend: AttentionStep
+    rotations: dict[Rope, tuple[torch.Tensor, torch.Tensor]]  # cos and sin, [T, 1, D], as `rotate` wants them
+    conv: ConvStep | None
+
+
 class Layer:
-    """One decoder layer. Holds packed parameters: q, k, v in one matrix, gate and up in another."""
+    """One decoder layer: what it mixes tokens by, which is a subclass's, and a gated MLP. Matrices are packed: gate and
+    up are one, as are all that read the same input.
+    """
 
     def __init__(self, arch: Arch, index: int, weights: Weights) -> None:
-        """Allocates the parameters in `weights`, which fills them later."""
-        self.index = index
-        self.window = arch.layers[index].window
+        """Allocates the parameters in `weights`, which fills them later. `index` counts all layers."""
         self.eps = arch.norm_eps
-        self.scale = arch.scale
-        self.heads, self.kv_heads, self.head_dim = arch.heads, arch.kv_heads, arch.head_dim
         self.intermediate = arch.intermediate
         self.gelu = arch.activation == "gelu_pytorch_tanh"
-        prefix = f"model.layers.{index}."
-        build = _Builder(arch, weights, prefix)
-        q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.qkv = build.linear("self_attn", {"q_proj": q, "k_proj": kv, "v_proj": kv}, arch.hidden)
-        self.out = build.linear("self_attn", {"o_proj": arch.hidden}, q)
+        self.build = build = Builder(arch, weights, f"model.layers.{index}.")
         gate_up = {"gate_proj": arch.intermediate, "up_proj": arch.intermediate}
         self.gate_up = build.linear("mlp", gate_up, arch.hidden)
         self.down = build.linear("mlp", {"down_proj": arch.hidden}, arch.intermediate)
-        self.attention_norm = build.norm("input_layernorm")
+        self.mixer_norm = build.norm("input_layernorm")
         sandwich = arch.family.sandwich
         self.mlp_norm = build.norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
-        self.after_attention = build.norm("post_attention_layernorm") if sandwich else None
+        self.after_mixer = build.norm("post_attention_layernorm") if sandwich else None
         self.after_mlp = build.norm("post_feedforward_layernorm") if sandwich else None
-        self.q_norm = build.head_norm("q_norm") if arch.family.qk_norm else None
-        self.k_norm = build.head_norm("k_norm") if arch.family.qk_norm else None
-        self.head_norms: torch.Tensor | None = None
+        self.out: Linear
 
     def finish(self) -> None:
-        """Called once the weights are filled: one [Hq + Hkv, D] table norms queries and keys in a single pass."""
-        if self.q_norm is not None and self.k_norm is not None:
-            rows = [self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)]
-            self.head_norms = torch.cat(rows)
+        """Called once the weights are filled."""
 
     def pack(self, gemm: Gemm) -> None:
         """Take packed matrices in place of the torch ones, one at a time: memory holds one of them twice."""
-        self.qkv = PackedLinear(gemm, self.qkv)
         self.out = PackedLinear(gemm, self.out)
         self.gate_up = PackedLinear(gemm, self.gate_up)
         self.down = PackedLinear(gemm, self.down)
 
-    def __call__(self, h: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: AttentionStep) -> torch.Tensor:
-        """h [T, hidden] -> [T, hidden], in place. cos, sin [T, 1, D] as `rotate` wants them."""
-        attended = self._attention(F.rms_norm(h, h.shape[1:], self.attention_norm, self.eps), cos, sin, attend)
-        h = self._add(h, self.out, attended, self.after_attention)
+    def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
+        """h [T, hidden] -> [T, hidden], in place."""
+        mixed = self.mix(F.rms_norm(h, h.shape[1:], self.mixer_norm, self.eps), step)
+        h = self._add(h, self.out, mixed, self.after_mixer)
         return self._add(h, self.down, self._gated(F.rms_norm(h, h.shape[1:], self.mlp_norm, self.eps)), self.after_mlp)
 
-    def _attention(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: AttentionStep) -> torch.Tensor:
-        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
-        qkv = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, dim)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if self.head_norms is not None:
-            qk = F.rms_norm(qk, (dim,), None, self.eps) * self.head_norms
-        qk = rotate(qk, cos, sin)
-        out = attend(self.index, qk[:, :heads], qk[:, heads:], v, scale=self.scale, window=self.window)
-        return out.reshape(x.shape[0], heads * dim)
+    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Normed x [T, hidden] -> what the output projection reads, [T, *]: here tokens meet those before them."""
+        raise NotImplementedError
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = torch.split(self.gate_up(x), self.intermediate, dim=1)
@@ -81,12 +76,54 @@ class Layer:
         return h.add_(F.rms_norm(linear(x), h.shape[1:], norm, self.eps))
 
 
+class AttentionLayer(Layer):
+    """A layer that attends. Queries, keys and values are one matrix."""
+
+    def __init__(self, arch: Arch, index: int, weights: Weights, attending: int) -> None:
+        """`attending` counts the layers that attend."""
+        super().__init__(arch, index, weights)
+        self.attending = attending
+        self.window, self.rope = arch.layers[index].window, arch.layers[index].rope
+        self.scale = arch.scale
+        self.heads, self.kv_heads, self.head_dim = arch.heads, arch.kv_heads, arch.head_dim
+        q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        self.qkv = self.build.linear("self_attn", {"q_proj": q, "k_proj": kv, "v_proj": kv}, arch.hidden)
+        self.out = self.build.linear("self_attn", {"o_proj": arch.hidden}, q)
+        self.q_norm = self.build.head_norm("q_norm") if arch.family.qk_norm else None
+        self.k_norm = self.build.head_norm("k_norm") if arch.family.qk_norm else None
+        self.head_norms: torch.Tensor | None = None
+
+    def finish(self) -> None:
+        """One [Hq + Hkv, D] table norms queries and keys in a single pass."""
+        if self.q_norm is not None and self.k_norm is not None:
+            rows = [self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)]
+            self.head_norms = torch.cat(rows)
+
+    def pack(self, gemm: Gemm) -> None:
+        """See `Layer.pack`."""
+        self.qkv = PackedLinear(gemm, self.qkv)
+        super().pack(gemm)
+
+    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Attention, [T, heads * head_dim]."""
+        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
+        assert self.rope is not None, "a layer that attends has a rotation"
+        cos, sin = step.rotations[self.rope]
+        qkv = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if self.head_norms is not None:
+            qk = F.rms_norm(qk, (dim,), None, self.eps) * self.head_norms
+        qk = rotate(qk, cos, sin)
+        out = step.attend(self.attending, qk[:, :heads], qk[:, heads:], v, scale=self.scale, window=self.window)
+        return out.reshape(x.shape[0], heads * dim)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate pairs (i, i + D/2) of x [T, H, D]. cos, sin [T, 1, D], the first half of sin negated."""
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
-class _Builder:
+class Builder:
     """Names and shapes of a layer's parameters, in Hugging Face's terms."""
 
     def __init__(self, arch: Arch, weights: Weights, prefix: str) -> None:
@@ -96,7 +133,7 @@ class _Builder:
 
     def linear(self, block: str, parts: dict[str, int], columns: int) -> Linear:
         """A packed projection; biases exist where the architecture has them for all its parts."""
-        names = {f"{self._prefix}{block}.{name}": rows for name, rows in parts.items()}
+        names = {self.named(f"{block}.{name}"): rows for name, rows in parts.items()}
         weight = self._weights.matrix({f"{name}.weight": rows for name, rows in names.items()}, columns)
         if not self._arch.biases.issuperset(parts):
             return Linear(weight)
@@ -104,9 +141,13 @@ class _Builder:
 
     def norm(self, name: str) -> torch.Tensor:
         """An RMS norm's weight, [hidden]."""
-        return self._weights.vector({f"{self._prefix}{name}.weight": self._arch.hidden}, self._arch.family.norm_offset)
+        return self._weights.vector({f"{self.named(name)}.weight": self._arch.hidden}, self._arch.family.norm_offset)
 
     def head_norm(self, name: str) -> torch.Tensor:
         """An RMS norm's weight over one head, [head_dim]."""
-        parts = {f"{self._prefix}self_attn.{name}.weight": self._arch.head_dim}
+        parts = {f"{self.named(f'self_attn.{name}')}.weight": self._arch.head_dim}
         return self._weights.vector(parts, self._arch.family.norm_offset)
+
+    def named(self, name: str) -> str:
+        """A block or tensor of this layer as the checkpoint calls it."""
+        return self._prefix + self._arch.family.names.get(name, name)

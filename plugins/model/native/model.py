@@ -13,15 +13,17 @@ from pydantic import BaseModel, ConfigDict
 from phloem.batch import Batch
 from phloem.errors import ModelError, PluginError
 from phloem.interfaces import AttentionStep, PluginContext
-from phloem.model_spec import LayerSpec, ModelSpec
+from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec, StateSpec
 
 from .._source import open_source, resolve
 from .._spec import choose_dtype, state_groups
 from .config import Arch, read_arch
-from .layers import Layer
+from .conv_layer import ConvLayer
+from .layers import AttentionLayer, Layer, Step
 from .linear import Linear
 from .packed import Gemm, PackedLinear
 from .rope import Rope
+from .short_conv import ConvStep
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -56,8 +58,9 @@ class NativeModel:
         self.spec = make_spec(arch, source, self._dtype)
         weights = Weights(self._dtype, self._device)
         embedding = weights.matrix({"model.embed_tokens.weight": arch.vocab_size}, arch.hidden)
-        self._layers = [Layer(arch, i, weights) for i in range(len(arch.layers))]
-        self._norm = weights.vector({"model.norm.weight": arch.hidden}, arch.family.norm_offset)
+        self._layers = make_layers(arch, weights)
+        norm = f"model.{arch.family.names.get('norm', 'norm')}.weight"
+        self._norm = weights.vector({norm: arch.hidden}, arch.family.norm_offset)
         head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
         self._head = Linear(head)
         self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
@@ -68,7 +71,7 @@ class NativeModel:
                 layer.finish()
             self._pack(options.product)
         self._rotations: dict[Rope, tuple[torch.Tensor, float]] = {}
-        for rope in {layer.rope for layer in arch.layers}:
+        for rope in {layer.rope for layer in arch.layers if layer.rope is not None}:
             frequencies, factor = rope.inverse_frequencies(arch.head_dim)
             self._rotations[rope] = (frequencies.to(self._device), factor)
 
@@ -114,10 +117,10 @@ class NativeModel:
         if arch.family.scale_embedding:
             # rounded to the weights' dtype, as the family is trained
             h *= torch.tensor(arch.hidden**0.5, dtype=self._dtype).item()
-        tables = self._rotation_tables(batch.positions)
-        for layer, kind in zip(self._layers, arch.layers, strict=True):
-            cos, sin = tables[kind.rope]
-            h = layer(h, cos, sin, attend)
+        kernel = next((layer.kernel for layer in arch.layers if layer.kernel is not None), None)
+        step = Step(attend, self._rotation_tables(batch.positions), ConvStep(batch, kernel) if kernel else None)
+        for layer in self._layers:
+            h = layer(h, step)
         return F.rms_norm(h, (arch.hidden,), self._norm, arch.norm_eps)
 
     @torch.inference_mode()
@@ -145,9 +148,25 @@ class NativeModel:
         return tables
 
 
+def make_layers(arch: Arch, weights: Weights) -> list[Layer]:
+    """The layers in order; attention and convolutions are counted apart."""
+    made: list[Layer] = []
+    recurrent = 0
+    for index, layer in enumerate(arch.layers):
+        if layer.kernel is None:
+            made.append(AttentionLayer(arch, index, weights, index - recurrent))
+        else:
+            made.append(ConvLayer(arch, index, weights, recurrent))
+            recurrent += 1
+    return made
+
+
 def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
     """What the core needs to know of a loaded model."""
-    groups, indices = state_groups([layer.window for layer in arch.layers])
+    groups, indices = state_groups([layer.window for layer in arch.layers if layer.kernel is None])
+    states = tuple(StateSpec(((kernel - 1, arch.hidden),)) for layer in arch.layers if (kernel := layer.kernel))
+    if states:
+        groups = (*groups, GroupSpec("recurrent", "recurrent", draft="chain"))
     layers = tuple(LayerSpec(arch.kv_heads, arch.head_dim, arch.head_dim, group) for group in indices)
     return ModelSpec(
         name=arch.model_type,
@@ -157,4 +176,5 @@ def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
         groups=groups,
         eos_token_ids=source.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
+        states=states,
     )

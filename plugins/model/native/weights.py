@@ -38,6 +38,12 @@ class Weights:
         self._register(whole, parts, offset)
         return whole
 
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """One tensor as it is stored."""
+        whole = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._targets[name] = _Target(whole, 0.0)
+        return whole
+
     def _register(self, whole: torch.Tensor, parts: dict[str, int], offset: float) -> None:
         start = 0
         for name, rows in parts.items():

@@ -1,0 +1,223 @@
+"""Models with recurrent layers in whole engines: states through chunks, hits, drafts and retraction; equal outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
+from phloem import Engine, SamplingParams
+from phloem.errors import ConfigError, RequestError
+
+TinyModel = Callable[[str], Path]
+ARCHS = ["lfm2"]
+
+
+def serve(running: Engine, folder: Path, texts: Sequence[list[int]], count: int, **call: Any) -> list[Any]:
+    """Greedy outputs, each the reference's."""
+    results = running.generate(list(texts), greedy(count), **call)
+    for result, text in zip(results, texts, strict=True):
+        assert_same(result.token_ids, *tiny_reference(folder).greedy(text, count), f"a prompt of {len(text)}")
+    return list(results)
+
+
+def all_back(running: Engine) -> None:
+    """Nothing is held, and after a flush every slot of every group is free."""
+    running.check()
+    stats = running.stats()
+    assert all(group["protected"] == group["leased"] == 0 for group in stats["groups"]), stats["groups"]
+    running.flush_cache()
+    assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("page", "chunk", "overlap"),
+    [(1, 1, "off"), (1, 5, "on"), (4, 6, "off"), (4, 7, "on"), (16, 11, "off"), (16, 64, "on")],
+)
+def test_every_length_cold_and_warm(tiny_model: TinyModel, arch: str, page: int, chunk: int, overlap: str) -> None:
+    """Prompts of all lengths around chunks and pages, cold, sent again, and as the start of a next turn.
+
+    What is promised: a prompt is found to its last usable boundary, and a conversation to the end of its last turn.
+    """
+    folder, count = tiny_model(arch), 5
+    lengths = range(1, 40)
+    made = prompts(len(lengths), low=len(lengths), high=len(lengths), shared=0)
+    texts = [text[:length] for text, length in zip(made, lengths, strict=True)]
+    sections = {"schedule": {"chunk": chunk, "max_running": 8}, "engine": {"overlap": overlap}}
+    with engine(folder, cache={"use": "hybrid", "page_size": page, "snapshot_every": 16}, **sections) as running:
+        cold = serve(running, folder, texts, count)
+        assert all(result.usage.cached_tokens == 0 for result in cold)
+        for text, result in zip(texts, serve(running, folder, texts, count), strict=True):
+            assert result.usage.cached_tokens == (len(text) - 1) // page * page
+        turns = [[*text, *result.token_ids, 7, 8] for text, result in zip(texts, cold, strict=True)]
+        for turn, result in zip(turns, serve(running, folder, turns, count), strict=True):
+            assert result.usage.cached_tokens == (len(turn) - 3) // page * page
+        all_back(running)
+
+
+@pytest.mark.parametrize(
+    ("arch", "cache", "page", "chunk", "overlap", "drafter"),
+    pairwise(ARCHS, ["hybrid", "chunk"], [1, 4, 16], [3, 16, 512], ["off", "on"], [None, "Right", "Wrong", "Tree"]),
+)
+def test_pairs(
+    tiny_model: TinyModel, arch: str, cache: str, page: int, chunk: int, overlap: str, drafter: str | None
+) -> None:
+    """Company, chunks, pages, overlap and drafts on a chain, in a pool that forces eviction and retraction."""
+    folder, count = tiny_model(arch), 24
+    texts = prompts(8)
+    truth = [[*text, *tiny_reference(folder).greedy(text, count)[0]] for text in texts]
+    for tokens in (4096, 160):
+        with engine(
+            folder,
+            drafter=drafter,
+            texts=truth,
+            cache={"use": cache, "page_size": page, "tokens": tokens},
+            schedule={"chunk": chunk},
+            engine={"overlap": overlap},
+        ) as running:
+            for _ in ("cold", "warm"):
+                serve(running, folder, texts, count)
+            stats = running.stats()
+            assert stats["retractions"] > 0 or tokens > 160
+            if drafter == "Right":
+                assert stats["accepted_tokens"] > 0.6 * stats["draft_tokens"] > 0
+            if drafter == "Wrong":
+                assert stats["draft_tokens"] > 100 > stats["accepted_tokens"]
+            all_back(running)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_shared_beginning_is_computed_twice_at_most(tiny_model: TinyModel, arch: str, page: int) -> None:
+    """Prompts with one beginning, one after another: the second leaves a state where it parts from the first.
+
+    Together they wait for the first, which leaves it there at once.
+    """
+    folder = tiny_model(arch)
+    shared, *own = (text[:40] for text in prompts(6, low=40, high=40, shared=0))
+    texts = [[*shared, *rest] for rest in own]
+    with engine(folder, cache={"use": "hybrid", "page_size": page}) as running:
+        found = [serve(running, folder, [text], 4)[0].usage.cached_tokens for text in texts]
+        assert found == [0, 0, 40, 40, 40]
+        running.flush_cache()
+        found = [result.usage.cached_tokens for result in serve(running, folder, texts, 4)]
+        assert found == [0, 40, 40, 40, 40]
+        all_back(running)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("page", "overlap"), [(1, "on"), (4, "off")])
+def test_choices_share_the_prompt(tiny_model: TinyModel, arch: str, page: int, overlap: str) -> None:
+    """All choices of one call go on from one state, and draw what they draw alone."""
+    text = prompts(1, low=33, high=33)[0]
+    params = SamplingParams(temperature=1.0, seed=5, n=4, max_tokens=12, ignore_eos=True)
+    with engine(tiny_model(arch), cache={"use": "chunk"}) as plain:
+        expected = [output.token_ids for output in plain.generate(text, params).outputs]
+    with engine(tiny_model(arch), cache={"use": "hybrid", "page_size": page}, engine={"overlap": overlap}) as running:
+        for _ in ("cold", "warm"):
+            assert [output.token_ids for output in running.generate(text, params).outputs] == expected
+        assert running.stats()["prefill_tokens"] <= len(text) + 7 * page
+        all_back(running)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
+def test_aborts_and_streams(tiny_model: TinyModel, arch: str, page: int, overlap: str) -> None:
+    """Calls that are left at any point, with few slots: the others write the same, and nothing is lost."""
+    folder, texts = tiny_model(arch), prompts(8)
+    sections = {"cache": {"use": "hybrid", "page_size": page, "tokens": 320}, "engine": {"overlap": overlap}}
+    with engine(folder, schedule={"chunk": 8}, **sections) as running:
+        doomed = [running.stream(text, greedy(40)) for text in texts]
+        for cut, stream in enumerate(doomed):
+            for _ in range(cut):
+                next(stream)
+            stream.close()
+        written = [token for piece in running.stream(texts[0], greedy(16)) for token in piece.token_ids]
+        assert_same(written, *tiny_reference(folder).greedy(texts[0], 16))
+        serve(running, folder, texts, 16)
+        all_back(running)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("page", [1, 16])
+def test_holds_and_pins_keep_their_state(tiny_model: TinyModel, arch: str, page: int) -> None:
+    """A held turn and a pinned prompt are found whole after everything else has been evicted."""
+    folder = tiny_model(arch)
+    text, pinned, *others = prompts(8, low=64, high=64, shared=0)
+    cache = {"use": "hybrid", "page_size": page, "tokens": 1024, "pin_share": 0.25, "snapshot_every": 128}
+    with engine(folder, cache=cache, schedule={"max_running": 2, "hold_share": 0.5}) as running:
+        first = running.generate(text, greedy(40), hold="talk")
+        running.pin("system", pinned)
+        for other in others:
+            serve(running, folder, [other], 4)
+        for group in (0, 1):
+            running.core.ledger.cache.evict(10**6, group)
+        turn = [*text, *first.token_ids, 5]
+        (result,) = serve(running, folder, [turn], 4)
+        assert result.usage.cached_tokens == (len(turn) - 2) // page * page
+        (result,) = serve(running, folder, [[*pinned, 5]], 4)
+        assert result.usage.cached_tokens == len(pinned) // page * page
+        for name in ("two", "three", "four"):
+            running.pin(name, pinned[: 16 * (1 + len(name) % 3)] + [len(name)] * 16)
+        with pytest.raises(RequestError, match="each keeps a state"):
+            running.pin("five", [9] * 32)
+        for name in ("system", "two", "three", "four"):
+            running.unpin(name)
+        running.core.drop_hold("talk")
+        all_back(running)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("page", [1, 4])
+def test_choices_are_scored_one_chain_after_another(tiny_model: TinyModel, arch: str, page: int) -> None:
+    """No tree can branch here; the scores are those of each continuation alone, and of the reference."""
+    folder = tiny_model(arch)
+    choices = [[5, 6, 7], [5, 6], [5, 6, 8, 9], [7], [8, 5]]
+    with engine(folder, cache={"use": "hybrid", "page_size": page}, schedule={"chunk": 16}) as running:
+        for text in prompts(4, low=3, high=40):
+            alone = [running.score(text, [choice])[0] for choice in choices]
+            for mine, theirs in zip(running.score(text, choices), alone, strict=True):
+                assert mine == pytest.approx(theirs, abs=1e-4)
+            logits = tiny_reference(folder).model(_row([*text, *choices[2]])).logits[0].log_softmax(-1)
+            expected = [float(logits[len(text) - 1 + i, token]) for i, token in enumerate(choices[2])]
+            assert alone[2] == pytest.approx(expected, abs=1e-3)
+        all_back(running)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_few_states(tiny_model: TinyModel, arch: str) -> None:
+    """With one snapshot for all, three requests at a time and long drafts: slower, and right."""
+    folder, count = tiny_model(arch), 24
+    texts = prompts(8)
+    truth = [[*text, *tiny_reference(folder).greedy(text, count)[0]] for text in texts]
+    cache = {"use": "hybrid", "snapshot_every": 4096}
+    with engine(folder, drafter="Right", texts=truth, cache=cache, schedule={"max_running": 3, "chunk": 8}) as running:
+        for _ in range(3):
+            serve(running, folder, texts, count)
+            states = running.stats()["groups"][-1]
+            assert states["evictable"] == 1
+        assert running.stats()["retractions"] == 0
+        all_back(running)
+
+
+def test_the_default_and_what_is_refused(tiny_model: TinyModel) -> None:
+    """`auto` takes `hybrid`; caches that keep no states are refused by name, and too little memory with the sum."""
+    with engine(tiny_model("lfm2")) as running:
+        assert type(running.core.ledger.cache).__name__ == "HybridCache"
+        assert "states (64 requests x 3 + 4 x 16 draft nodes + 16 kept) x 1,024 bytes" in running.core.parts.memory
+    for use in ("radix", "swa"):
+        with pytest.raises(ConfigError, match=rf"'{use}' keeps K and V of tokens only, and lfm2 has 2 recurrent"):
+            engine(tiny_model("lfm2"), cache={"use": use})
+    with pytest.raises(ConfigError, match=r"states \(64 requests x 3 .* not even one page") as caught:
+        engine(tiny_model("lfm2"), cache={"tokens": None, "size": 2**16})
+    assert "schedule.max_running" in str(caught.value)
+
+
+def _row(tokens: Sequence[int]) -> Any:
+    import torch
+
+    return torch.tensor([list(tokens)])
