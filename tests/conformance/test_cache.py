@@ -37,6 +37,7 @@ class TestSwa(CacheSuite):
     """what-breaks 7: tombstones are healed, with a canary in every slot."""
 
     plugin = SwaCache
+    examples = 25
 
 
 class TestHybrid(CacheSuite):
@@ -48,6 +49,7 @@ class TestHybrid(CacheSuite):
 
 class TestChunk(CacheSuite):
     plugin = ChunkCache
+    examples = 10  # nothing is shared: there is little to get wrong
 
 
 class TestDocumented(CacheSuite):

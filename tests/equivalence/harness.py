@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,23 +28,49 @@ class Reference:
 
     def __init__(self, model: Any, *, cached: bool = False) -> None:
         self.model, self.cached = model.eval(), cached
-        self._cache: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+        self._known: defaultdict[tuple[int, ...], tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
 
     @torch.inference_mode()
-    def greedy(self, prompt: Sequence[int], count: int) -> tuple[list[int], list[float]]:
-        """`count` tokens after `prompt`, and for each the gap between the two best logits."""
-        key = tuple(prompt)
-        tokens, margins = self._cache.setdefault(key, ([], []))
+    def greedy(self, prompt: Sequence[int], count: int, guess: Sequence[int] = ()) -> tuple[list[int], list[float]]:
+        """`count` tokens after `prompt`, and for each the gap between the two best logits.
+
+        A `guess` of them costs one pass, however long it is: what it has right need not be computed token by token.
+        """
+        tokens, margins = self._known[tuple(prompt)]
+        if guess and not tokens:
+            logits = self.model(
+                torch.tensor([[*prompt, *guess]]), use_cache=False, logits_to_keep=len(guess) + 1
+            ).logits
+            for i, row in enumerate(logits[0, :-1]):
+                self._choose(row[None], [(tokens, margins)])
+                if tokens[-1] != guess[i]:
+                    break
         past = None
         while len(tokens) < count:
             feed = [*prompt, *tokens] if past is None else tokens[-1:]
             kept = {"logits_to_keep": 1, "cache": past} if self.cached else {}
             out = self.model(torch.tensor([feed]), use_cache=self.cached, **kept)
             past = out.past_key_values if self.cached else None
-            best = out.logits[0, -1].float().topk(2)
-            tokens.append(int(best.indices[0]))
-            margins.append(float(best.values[0] - best.values[1]))
+            self._choose(out.logits[:, -1], [(tokens, margins)])
         return tokens[:count], margins[:count]
+
+    @torch.inference_mode()
+    def learn(self, prompts: Sequence[Sequence[int]], count: int) -> None:
+        """What `greedy` will be asked for, in batches: texts are padded at their ends, which no earlier token sees."""
+        while short := [(p, self._known[tuple(p)]) for p in prompts if len(self._known[tuple(p)][0]) < count]:
+            texts = [[*prompt, *tokens] for prompt, (tokens, _) in short]
+            longest = max(map(len, texts))
+            batch = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+            ends = torch.tensor([len(text) - 1 for text in texts])
+            logits = self.model(batch, use_cache=False).logits
+            self._choose(logits[torch.arange(len(texts)), ends], [known for _, known in short])
+
+    @staticmethod
+    def _choose(logits: torch.Tensor, known: Sequence[tuple[list[int], list[float]]]) -> None:
+        best = logits.float().topk(2)
+        for (tokens, margins), ids, values in zip(known, best.indices.tolist(), best.values.tolist(), strict=True):
+            tokens.append(ids[0])
+            margins.append(values[0] - values[1])
 
 
 def assert_same(got: Sequence[int], expected: Sequence[int], margins: Sequence[float], what: str = "") -> None:

@@ -36,8 +36,7 @@ def reference_logprobs(folder: Path, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
 
 
-@pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("chunk", [1, 16, 512])
+@pytest.mark.parametrize(("chunk", "page"), [(1, 4), (16, 1), (512, 4)])
 def test_prompt_and_output_logprobs_equal_transformers_cold_and_warm(llama: Path, chunk: int, page: int) -> None:
     """what-breaks 45: logprobs and chunks (or retraction)."""
     params = greedy(6, logprobs=3, prompt_logprobs=2)
@@ -126,8 +125,7 @@ def test_unseeded_sampling_differs_and_an_engine_seed_repeats_it(llama: Path) ->
     assert runs[0][0] != runs[0][1]
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
 def test_aborts_at_any_point_change_nobody_else_and_return_every_slot(llama: Path, page: int, overlap: str) -> None:
     reference = tiny_reference(llama)
     sections = {"cache": {"page_size": page, "tokens": 320}, "schedule": {"chunk": 8}, "engine": {"overlap": overlap}}

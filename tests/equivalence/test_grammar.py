@@ -45,7 +45,8 @@ def test_masked_output_is_the_same_with_everything_on(llama: Path, temperature: 
     plain = run(llama, temperature)
     texts = [[*prompt, *tokens] for prompt, (_, tokens) in zip(PROMPTS, plain, strict=True)]
     axes = (["Right", "Wrong", "Tree"], [1, 4], [1, 16], ["off", "on"], [4096, 128])
-    for drafter, page, chunk, overlap, pool in pairwise(*axes):
+    rows = pairwise(*axes)
+    for drafter, page, chunk, overlap, pool in rows[::2] if temperature else rows[1::2]:
         sections = {
             "cache": {"page_size": page, "tokens": pool},
             "schedule": {"chunk": chunk},

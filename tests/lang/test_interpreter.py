@@ -528,6 +528,7 @@ def test_a_stream_can_be_left(backend: Scripted) -> None:
 
 def test_an_interrupt_stops_what_runs(backend: Scripted) -> None:
     """Ctrl-C while the body's last gen is awaited: it does not go on behind the program's back."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     @pl.function
     def program(s: Any) -> None:
@@ -539,8 +540,11 @@ def test_an_interrupt_stops_what_runs(backend: Scripted) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        program.run(backend=backend)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            program.run(backend=backend)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert backend.events == ["cancelled"]
 
 

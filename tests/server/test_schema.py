@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from live import Live
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks
 
 CHECKS = [
@@ -36,6 +37,11 @@ def live(tiny_model: Callable[[str], Path]) -> Iterator[Live]:
         assert server.metrics()["phloem_model_restarts_total"] == 0
 
 
+@pytest.fixture(scope="module")
+def schema(live: Live) -> BaseSchema:
+    return schemathesis.openapi.from_url(f"{live.url}/openapi.json")
+
+
 def test_the_document_names_every_route(live: Live) -> None:
     document = live.http.get("/openapi.json").json()
     found = {(path, method) for path, item in document["paths"].items() for method in item}
@@ -47,16 +53,15 @@ def test_the_document_names_every_route(live: Live) -> None:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 @pytest.mark.parametrize("path", [*POST, "/v1/models/{model}"])
-def test_generated_requests(live: Live, path: str, mode: GenerationMode) -> None:
-    schema = schemathesis.openapi.from_url(f"{live.url}/openapi.json")
-    operation = schema[path]["POST" if path in POST else "GET"]
+def test_generated_requests(schema: BaseSchema, path: str, mode: GenerationMode) -> None:
     if mode is GenerationMode.NEGATIVE and (path == "/flush_cache" or path not in POST):
         pytest.skip("nothing can be invalid here")
+    operation = schema[path]["POST" if path in POST else "GET"]
     wanted = [*CHECKS, checks.negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
-        max_examples=25,
+        max_examples=15,
         deadline=None,
         derandomize=True,
         database=None,

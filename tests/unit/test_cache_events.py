@@ -127,7 +127,7 @@ def test_mirrors_know_exactly_what_is_cached(
     early, late, first = Mirror(), Mirror(), Subscription(rig.feed, 1 << 20)
     second: Subscription | None = None
     for turn in range(8):
-        rig.history(250)
+        rig.history(100)
         if turn == 3:
             second = Subscription(rig.feed, 1 << 20)
         catch_up(early, first, rig.feed)

@@ -137,7 +137,7 @@ _step = st.one_of(
 
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize(("rule", "options"), RULES, ids=[rule.__name__ for rule, _ in RULES])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=st.lists(_step, max_size=40))
 def test_order_is_that_of_a_scan(rule: type[Any], options: dict[str, Any], page: int, steps: list[Any]) -> None:
     bench = Bench(rule, options, page)
@@ -165,7 +165,7 @@ def test_any_history_under_any_rule(rule: type[Any], options: dict[str, Any], ca
 
     class Suite(CacheSuite):
         plugin = cache
-        examples, steps = 10, 30
+        examples, steps = 6, 30
 
         def make(self, context: PluginContext) -> Any:
             context.extras["eviction"] = rule(rule.Options(**options), PluginContext("eviction", "x"))
