@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from phloem.config import exact_section
 from phloem.config_layers import LISTS, PLAIN, SLOTS
-from phloem.config_sections import PluginSection, Section
+from phloem.config_sections import HostSection, PluginSection, Section
 from phloem.errors import PluginError
 from phloem.registry import AUTO, Registry
 
@@ -32,6 +32,8 @@ def reference(registry: Registry | None = None) -> str:
     for path, (_, section) in SLOTS.items():
         if len(path) == 1:
             parts.append(_section(f"`{path[0]}`", section))
+        if path == ("cache",):
+            parts.append(_section("`cache.host`", HostSection))
     parts += [_section(f"`{name}`", section) for name, section in PLAIN.items()]
     kinds = sorted({kind for kind, _ in [*SLOTS.values(), *LISTS.values()]} | {"api"})
     for kind in kinds:
@@ -124,7 +126,7 @@ def _inline(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cell(text: str | None) -> str:
-    return (text or "").replace("|", "\\|")
+    return " ".join((text or "").split()).replace("|", "\\|")  # of a table, a line
 
 
 def _words(shape: dict[str, Any]) -> str:
