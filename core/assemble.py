@@ -187,7 +187,11 @@ def _ledger(
 
 
 def _fit_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int, trees: bool) -> None:
-    drafting.branches = trees
+    drafting.branches, executor.layers = trees, drafting.layers
+    depth = executor.model.spec.depth
+    if beyond := [layer for layer in drafting.layers if not 0 <= layer <= depth]:
+        told = f"the model has those of 0 to {depth}"
+        raise ConfigError(f"spec: a drafter reads hidden states of layer {beyond[0]}, and {told}")
     drafting.chance = executor.sampler.chance if config.engine.verify == "rejection" else None
     if drafting.sizable and config.engine.draft_size == "adaptive":
         drafting.sizer = Sizer(VerifyCost(profile(executor, most_rows)))

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from .batch import StepStats
 from .deadline import Deadline
@@ -20,8 +21,9 @@ from .draft_size import Sizer
 from .drafts import Draft, merge
 from .draws import Chance, Draws
 from .errors import StepError
+from .features import Seen, SeesStates
 from .interfaces import BatchedDrafter, DraftContext, Drafter, Matcher
-from .request import Request
+from .request import Namespace, Request
 
 CANONICAL = "forced text was accepted without asking the model (forcing: canonical)"
 LIMIT_S = 1.0  # a drafter that takes longer hangs
@@ -89,6 +91,9 @@ class Drafting:
         self.drafters = tuple(drafters)
         self._leaders = [pair for pair in self.drafters if "leads" in _capabilities(pair[1])]
         self._followers = [pair for pair in self.drafters if pair not in self._leaders]
+        self._watchers = [pair for pair in self.drafters if "features" in _capabilities(pair[1])]
+        layers = {layer for _, drafter in self._watchers for layer in cast(SeesStates, drafter).layers}
+        self.layers = tuple(sorted(layers))  # whose hidden states they read
         self.vocab_size = vocab_size
         self.sizer: Sizer | None = None
         self.chance: Chance | None = None
@@ -132,7 +137,10 @@ class Drafting:
 
     def _led(self, request: Request, budget: int) -> _Place:
         """Ask who leads, and go to the end of their chain, if it is one."""
-        parameters = (request.id, request.tokens, request.prompt_len, request.namespace, request.matcher)
+        space = request.namespace
+        if request.keys is not request.tokens:  # a key scheme may keep apart what has one namespace
+            space = Namespace(adapter=request.id)
+        parameters = (request.id, request.tokens, request.prompt_len, space, request.matcher)
         place = _Place(request, budget, DraftContext(*parameters, request.params))
         leads = []
         for name, drafter in self._leaders:
@@ -256,6 +264,20 @@ class Drafting:
         self.failures[name] += 1
         request.drafters_off.add(name)
         log.warning("drafter %s is switched off for request %s: %s", name, request.id, problem)
+
+    def saw(self, seen: Sequence[Seen]) -> None:
+        """A step has verified tokens, and these are their hidden states, at `layers`. Called once a step."""
+        for name, drafter in self._watchers if seen else ():
+            watcher = cast(SeesStates, drafter)
+            places = torch.tensor([self.layers.index(layer) for layer in watcher.layers])
+            own = [one for one in seen if name not in one.request.drafters_off]
+            told = [one._replace(states=one.states[:, places.to(one.states.device)]) for one in own]
+            try:
+                if told:
+                    watcher.observe(told)
+            except Exception as error:
+                for one in own:
+                    self._switch_off(name, one.request, f"{type(error).__name__}: {error}")
 
     def measured(self, stats: StepStats) -> None:
         """A step has been committed. Called once a step."""

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import torch
 
 from .batch import Batch, Plan, Segment
+from .features import HiddenStates
 from .filters import picked
 from .inputs import build, future_rows, scored_rows
 from .interfaces import Attention, AttentionStep, Model, SparseHead
@@ -23,6 +24,7 @@ from .scoring import HEAD_BLOCK_ROWS, edge_logprobs
 from .states import StateStore
 
 T = TypeVar("T")
+Forward = tuple[torch.Tensor, torch.Tensor | None]  # hidden states of the rows of logits, and those that drafters read
 # By segment: log-probabilities of prompt tokens, and those of the edges of a tree of continuations.
 Scores = tuple[dict[int, list[TokenLogprob]], dict[int, list[float]]]
 
@@ -34,8 +36,14 @@ class Launched:
     plan: Plan
     pending: Future[Pending]
     scores: Future[Scores]
+    forward: Future[Forward]
     build_s: float = 0.0
     spans: dict[str, float] = field(default_factory=dict)  # seconds of "forward" and "sample"
+
+    @property
+    def states(self) -> torch.Tensor | None:
+        """[T, layers, hidden] of the executor's `layers`, if it has any."""
+        return self.forward.result()[1]
 
     def outcomes(self) -> list[Outcome]:
         """One outcome per sampling segment, in plan order. Raises whatever the step raised."""
@@ -68,6 +76,7 @@ class Executor:
     device: torch.device
     ahead: bool  # steps are launched before the one before is committed
     states: StateStore | None = None  # of a model with recurrent layers
+    layers: tuple[int, ...] = ()  # whose hidden states are kept for drafters
 
     def __post_init__(self) -> None:
         rows = self.table.slots[0].shape[0]
@@ -91,13 +100,13 @@ class Executor:
         sampled = [segment.request.row for segment in plan.segments if segment.samples]
         build_s = time.perf_counter() - begin
         spans: dict[str, float] = {}
-        hidden = self._submit(lambda: self._timed(spans, "forward", lambda: self._forward(batch, future)))
+        made = self._submit(lambda: self._timed(spans, "forward", lambda: self._forward(batch, future)))
         masks = settle(lambda: self._masks.fill([s for s in plan.segments if s.samples]), Future())
         pending = self._submit(
-            lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, hidden.result(), masks.result()))
+            lambda: self._timed(spans, "sample", lambda: self._sample(plan, sampled, made.result()[0], masks.result()))
         )
-        scores = self._submit(lambda: self._score(plan, hidden.result()))
-        return Launched(plan, pending, scores, build_s, spans)
+        scores = self._submit(lambda: self._score(plan, made.result()[0]))
+        return Launched(plan, pending, scores, made, build_s, spans)
 
     def in_order(self, work: Callable[[], object]) -> None:
         """Run something that is quick once all steps launched so far have run; at once, if none is under way."""
@@ -114,12 +123,16 @@ class Executor:
         return result
 
     @torch.inference_mode()
-    def _forward(self, batch: Batch, future: tuple[list[int], list[int]]) -> torch.Tensor:
+    def _forward(self, batch: Batch, future: tuple[list[int], list[int]]) -> Forward:
         where, rows = future
         if where:
             batch.tokens[where] = self._last[rows]
-        hidden = self.model.forward(batch, self.attention.prepare(batch, self.kv))
-        return hidden.index_select(0, batch.logits_rows)
+        attend, seen = self.attention.prepare(batch, self.kv), None
+        if self.layers:
+            hidden, seen = cast(HiddenStates, self.model).forward_seen(batch, attend, self.layers)
+        else:
+            hidden = self.model.forward(batch, attend)
+        return hidden.index_select(0, batch.logits_rows), seen
 
     @torch.inference_mode()
     def _sample(self, plan: Plan, table_rows: list[int], hidden: torch.Tensor, masks: Masks | None) -> Pending:

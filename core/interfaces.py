@@ -23,6 +23,9 @@ from .drafters import Drafter as Drafter
 from .drafters import HoldsKV as HoldsKV
 from .eviction import Eviction as Eviction  # the kinds are looked up by name in this module
 from .eviction import EvictionNode as EvictionNode
+from .features import HiddenStates as HiddenStates
+from .features import Seen as Seen
+from .features import SeesStates as SeesStates
 from .feed import Events as Events
 from .keys import KeyScheme as KeyScheme
 from .messages import GenerateCall

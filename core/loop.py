@@ -17,6 +17,7 @@ from .config import Config
 from .drafting import Drafting
 from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
 from .executor import Executor, Launched, settle
+from .features import Seen, verified
 from .feed import Feed
 from .grammars import Grammars, Ticket
 from .hooks import ObserverSet
@@ -281,6 +282,7 @@ class EngineCore:
         try:
             outcomes = iter(launched.outcomes())
             prompt_scores, trees = launched.scores.result()
+            states, seen, row = launched.states, list[Seen](), 0
         except Exception as error:
             log.exception("step %d failed", self.counters.steps)
             failed = StepError(f"the step failed: {type(error).__name__}: {error}")
@@ -290,7 +292,7 @@ class EngineCore:
         stats = StepStats(step=self.counters.steps, requests=len(plan.segments), forward_tokens=plan.rows)
         for i, segment in enumerate(plan.segments):
             outcome = next(outcomes) if segment.samples else None
-            request = segment.request
+            request, first, row = segment.request, row, row + segment.rows
             if request.state is not State.RUNNING or request.retractions != segment.epoch:
                 continue  # finished, aborted or retracted since the launch: the result is void
             self._advance(segment, outcome, stats)
@@ -302,6 +304,9 @@ class EngineCore:
                 scoring.book(request, segment.scored, trees[i])
                 stats.scored_tokens += segment.scored.nodes
             self._conclude(request, outcome)
+            if states is not None and request.state is State.RUNNING:
+                seen += verified(states, first, segment, outcome.nodes if outcome else [])
+        self.parts.drafting.saw(seen)
         self._account(launched, stats, time.perf_counter() - begin)
 
     def _advance(self, segment: Segment, outcome: Outcome | None, stats: StepStats) -> None:

@@ -67,6 +67,8 @@ class ModelSpec:
     dtype: str = "float32"
     capabilities: frozenset[str] = field(default_factory=frozenset)  # e.g. "hidden_states"
     states: tuple[StateSpec, ...] = ()
+    hidden_size: int = 0  # width of hidden states, and number of layers: told where these can be had
+    depth: int = 0
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of KV that one token needs over all layers."""

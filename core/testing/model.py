@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ..drafts import Draft
-from ..interfaces import Model, PluginContext, SparseHead
+from ..interfaces import HiddenStates, Model, PluginContext, SparseHead
 from .attention import NaiveAttention
 from .plugin import PluginSuite
 from .ragged import Part, Ragged
@@ -130,6 +130,26 @@ class ModelSuite(PluginSuite):
                 got = cast(SparseHead, model).logits_at(hidden[row], torch.tensor(tokens))
                 assert got.dtype == torch.float32
                 self._close(got, logits[row, tokens])
+
+    def test_hidden_states_are_those_of_the_pass(self, model: Model) -> None:
+        """Capability `hidden_states` of the spec: at any layers, in the order asked for, whatever the chunks."""
+        spec = model.spec
+        if "hidden_states" not in spec.capabilities:
+            pytest.skip("no capability hidden_states")
+        layers = [spec.depth, 0, spec.depth // 2]
+
+        def seen(ragged: Ragged, parts: list[Part]) -> torch.Tensor:
+            batch = ragged.step(parts)
+            attend = NaiveAttention().prepare(batch, ragged.kv)
+            hidden, states = cast(HiddenStates, model).forward_seen(batch, attend, layers)
+            self._close(hidden, model.forward(batch, attend))
+            self._close(states[:, 0], hidden)
+            assert states.shape == (len(batch.tokens), 3, spec.hidden_size)
+            return states
+
+        whole, ragged = seen(Ragged(spec), [Part(0, PROMPT)]), Ragged(spec)
+        chunks = [seen(ragged, [Part(0, PROMPT[:17])]), seen(ragged, [Part(0, PROMPT[17:])])]
+        self._close(torch.cat(chunks), whole)
 
     def _alone(self, model: Model, tokens: list[int]) -> torch.Tensor:
         return self._logits(model, Ragged(model.spec), [Part(0, tokens)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from phloem.drafts import Draft
-from phloem.interfaces import DraftContext, PluginContext
+from phloem.interfaces import DraftContext, PluginContext, Seen
 
 
 class Options(BaseModel):
@@ -73,6 +75,44 @@ class Tree(_Toy):
             parents += [at] * (len(decoys) + 1)
             at = len(tokens) - 1
         return Draft(tuple(tokens), tuple(parents))
+
+
+class Watches(_Toy):
+    """Proposes the truth with a wrong token now and then, and keeps the hidden states it is told of."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"features"})
+    requires: ClassVar[frozenset[str]] = frozenset({"model:hidden_states"})
+    layers = (3, 0, 2)
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        super().__init__(options, context)
+        self.seen: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        self.texts: dict[str, list[int]] = {}
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        truth = self.truth(context, budget)
+        if len(truth) > 2 and self.random.random() < 0.5:
+            truth[2] = (truth[2] + 1) % self.vocab
+        return Draft.chain(truth) if truth else None
+
+    def observe(self, seen: Sequence[Seen]) -> None:
+        """Keep all of it."""
+        for each in seen:
+            self.seen.setdefault(each.request.id, []).append((each.start, each.states.clone()))
+            self.texts[each.request.id] = each.request.tokens.tolist()
+
+
+class Beyond(Watches):
+    """Reads a layer that is not there."""
+
+    layers = (99,)
+
+
+class Blind(Watches):
+    """Fails over what it is told."""
+
+    def observe(self, seen: Sequence[Seen]) -> None:
+        raise RuntimeError("it hurts")
 
 
 class Raises(_Toy):

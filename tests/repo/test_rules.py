@@ -37,7 +37,10 @@ PARTS = {
     "events": (390, ("events", "feed", "mirror")),
     # What drafters are asked and propose, how much of it pays at the present batch, drafters that fail or hang, and how
     # drafts are verified, in both ways.
-    "drafts": (860, ("drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "verifier", "deadline")),
+    "drafts": (
+        880,
+        ("drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "features", "verifier", "deadline"),
+    ),
     # How many slots of which kind there are, asked once; and those of recurrent states, which only the ledger knows.
     "memory": (380, ("memory", "windows", "state_slots", "states")),
     # Below the pools: what blocks are, where they lie, how they come back. The loop asks for tickets and tells what is
