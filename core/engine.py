@@ -128,16 +128,22 @@ class Engine:
     def generate(self, prompt: str | list[int], params: SamplingParams | None = None, **call: Any) -> Result: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[list[int]], params: SamplingParams | None = None, **call: Any
+        self,
+        prompt: list[str] | list[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **call: Any,
     ) -> list[Result]: ...
-    def generate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
+    def generate(
+        self, prompt: Any, params: SamplingParams | Sequence[SamplingParams] | None = None, **call: Any
+    ) -> Any:
         """Continue a prompt (text or token ids), or each of a list of them, all submitted at once.
 
-        `call` takes salt, adapter, priority, routing_key, group and hold. Raises RequestError and others of
-        phloem.errors; in a list, the first error ends the call and aborts the rest.
+        A list of prompts shares its `params`, or has a list of them, one each. `call` takes salt, adapter, priority,
+        routing_key, group and hold. Raises RequestError and others of phloem.errors; in a list, the first error ends
+        the call and aborts the rest.
         """
-        prompts, single = _as_list(prompt)
-        results = self._run([self._call(p, params, stream=False, **call) for p in prompts])
+        calls, single = self._calls(prompt, params, call)
+        results = self._run(calls)
         return results[0] if single else results
 
     def _run(self, calls: Sequence[GenerateCall]) -> list[Result]:
@@ -168,10 +174,11 @@ class Engine:
         finally:
             self.close_call(made.call_id, abort=not collector.done)
 
-    async def agenerate(self, prompt: Any, params: SamplingParams | None = None, **call: Any) -> Any:
+    async def agenerate(
+        self, prompt: Any, params: SamplingParams | Sequence[SamplingParams] | None = None, **call: Any
+    ) -> Any:
         """`generate` for asyncio. Cancelling it aborts the calls."""
-        prompts, single = _as_list(prompt)
-        calls = [self._call(item, params, stream=False, **call) for item in prompts]
+        calls, single = self._calls(prompt, params, call)
         tasks = [asyncio.ensure_future(self._arun(made)) for made in calls]
         try:
             results = await asyncio.gather(*tasks)
@@ -297,14 +304,24 @@ class Engine:
             made.add_done_callback(self._asked.discard)
         return made
 
-    def _call(self, prompt: Prompt, params: SamplingParams | None, *, stream: bool, **call: Any) -> GenerateCall:
+    def _calls(self, prompt: Any, params: Any, call: dict[str, Any]) -> tuple[list[GenerateCall], bool]:
+        """A call for each prompt, and whether the caller gave a single one."""
+        prompts, single = _as_list(prompt)
+        each = [params] * len(prompts)
+        if isinstance(params, list | tuple) and not single:
+            each = list(params)
+        if len(each) != len(prompts):
+            raise RequestError(f"{len(each)} params for {len(prompts)} prompts", param="params")
+        return [self._call(*pair, stream=False, **call) for pair in zip(prompts, each, strict=True)], single
+
+    def _call(self, prompt: Prompt, params: Any, *, stream: bool, **call: Any) -> GenerateCall:
         for name, value in call.items():
             if name not in _OF_CALL:
                 raise RequestError(f"unknown argument {name!r}", param=name)
             if not isinstance(value, _OF_CALL[name]):
                 raise RequestError(f"{name} has the wrong type, got {value!r}", param=name)
         if not isinstance(params, SamplingParams | None):
-            raise RequestError(f"params must be one SamplingParams for all prompts, got {params!r}", param="params")
+            raise RequestError(f"params must be SamplingParams, got {params!r}", param="params")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         call_id = f"{self._prefix}-{next(self._ids)}"
         return GenerateCall(call_id=call_id, prompt=ids, params=params or SamplingParams(), stream=stream, **call)

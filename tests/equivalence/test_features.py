@@ -333,8 +333,11 @@ def test_every_door_refuses_what_is_no_prompt(llama: Path) -> None:
                     door(prompt, greedy(1))
         with pytest.raises(RequestError, match="the token ids of a prompt are integers, got bool"):
             running.generate([[True]], greedy(1))
-        with pytest.raises(RequestError, match=r"one SamplingParams for all prompts, got \[SamplingParams"):
-            running.generate([[5], [6]], [greedy(1), greedy(1)])  # type: ignore[call-overload]
+        with pytest.raises(RequestError, match=r"params must be SamplingParams, got \[SamplingParams"):
+            running.generate([5], [greedy(1)])  # type: ignore[call-overload]
+        with pytest.raises(RequestError, match="1 params for 2 prompts"):
+            running.generate([[5], [6]], [greedy(1)])
+        assert [len(own.token_ids) for own in running.generate([[5], [6]], [greedy(1), greedy(2)])] == [1, 2]
         for name, value in (("priority", "high"), ("salt", 5)):
             with pytest.raises(RequestError, match=f"{name} has the wrong type, got {value!r}"):
                 running.generate([5], greedy(1), **{name: value})
