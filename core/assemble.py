@@ -68,8 +68,8 @@ def build_parts(config: Config) -> Parts:
         each.allocate(each.kv_tokens or memory.tokens, config.schedule.max_running)
     pages = [1 if group.states else config.cache.page_size for group in groups]
     pools = tuple(SlotPool(slots // page, page) for slots, page in zip(memory.slots, pages, strict=True))
-    context = PluginContext("cache", use, **base, pools=pools)
-    context.extras["eviction"] = make("eviction", config.cache.eviction)
+    extras = {"eviction": make("eviction", config.cache.eviction), "components": _components(config, use, groups)}
+    context = PluginContext("cache", use, **base, pools=pools, extras=extras)
     cache: Cache = construct("cache", use, plugin, options, context)
     kv, states = _stores(model.spec, groups, memory, dtype, device)
     limits, limit = config.schedule, memory.max_total_tokens
@@ -142,6 +142,22 @@ def _cache_plugin(config: Config, spec: ModelSpec) -> tuple[str, type[Any], Any]
     name, plugin = Registry().resolve_auto("cache", spec)
     config.check_requires("cache", name, plugin.capabilities)
     return name, plugin, plugin.Options()
+
+
+def _components(config: Config, cache: str, groups: Sequence[PoolGroup]) -> dict[str, tuple[str, type[Any], Any]]:
+    """Name, class and options of the component for each kind of group. One that is chosen must have something to do."""
+    made: dict[str, tuple[str, type[Any], Any]] = {}
+    for kind in type(config.cache.components).model_fields:
+        section: Any = getattr(config.cache.components, kind)
+        if section.use != kind and kind not in {group.kind for group in groups}:
+            mark = config.origin(("cache", "components", kind, "use"))[1]
+            raise ConfigError(
+                f"{mark.place if mark else 'default'}: cache.components.{kind}: '{section.use}' has nothing to do: of "
+                f"this model's layers the cache '{cache}' keeps none apart as {kind}",
+                hint="leave it out, or choose another cache",
+            )
+        made[kind] = (section.use, section.plugin, section.options())
+    return made
 
 
 def _check_states(cache: str, spec: ModelSpec, groups: Sequence[PoolGroup]) -> None:

@@ -151,7 +151,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
         if "use" not in (get(layers[0].data, path) or ()):  # attention is one kernel or a pair of them
             continue
         name, cls = path[0], section(path, kind, base)
-        fields[name] = cls if len(path) == 1 else _with_fields(fields.get(name, s.AttentionPair), {path[1]: cls})
+        fields[name] = cls if len(path) == 1 else _with_section(fields.get(name, s.AttentionPair), path[1:], cls)
     for name, (kind, base) in LISTS.items():
         items = next(layer.data[name] for layer in reversed(layers) if name in layer.data)
         fields[name] = tuple.__class_getitem__(tuple(section((name, i), kind, base) for i in range(len(items))))
@@ -186,6 +186,13 @@ def _mixed(base: type[s.PluginSection], plugin: type[Any]) -> type[s.PluginSecti
     cls = create_model(base.__name__, __base__=(plugin.Options, base), __cls_kwargs__=_NO_SOURCE)
     cls.plugin = plugin
     return cls
+
+
+def _with_section(outer: type[Any], path: tuple[str, ...], cls: type[s.PluginSection]) -> type[Any]:
+    """`outer`, with the section at `path` within it typed as `cls`."""
+    name, *rest = path
+    inner: Any = outer.model_fields[name].annotation
+    return _with_fields(outer, {name: _with_section(inner, tuple(rest), cls) if rest else cls})
 
 
 def _with_fields(outer: type[Any], fields: Mapping[str, Any]) -> type[Any]:

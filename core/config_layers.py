@@ -25,6 +25,7 @@ SLOTS: dict[tuple[str, ...], tuple[str, type[s.PluginSection]]] = {
     ("cache",): ("cache", s.CacheSection),
     ("cache", "eviction"): ("eviction", s.PluginSection),
     ("cache", "key"): ("key", s.PluginSection),
+    **{("cache", "components", group): ("component", s.PluginSection) for group in s.ComponentsSection.model_fields},
     ("cache", "disk"): ("storage", s.PluginSection),
     ("schedule",): ("schedule", s.ScheduleSection),
     ("grammar",): ("grammar", s.GrammarSection),
@@ -125,6 +126,7 @@ def _default_layer() -> Layer:
     data["spec"] = [{"use": "grammar"}]
     if importlib.util.find_spec("xgrammar") is None:  # an extra: nobody asked for it
         data["grammar"]["use"] = "none"
+    data["cache"]["components"] = s.ComponentsSection().model_dump()
     data["cache"] |= {
         name: {"use": s.CacheSection.model_fields[name].default.use} for name in ("eviction", "key", "disk")
     }

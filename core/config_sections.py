@@ -129,6 +129,25 @@ class ModelSection(PluginSection):
     """Type of weights and KV; `auto` is float32 on a CPU and the checkpoint's own type on a GPU."""
 
 
+class ComponentsSection(Section):
+    """What each kind of state group keeps in the prefix tree."""
+
+    full: PluginSection = PluginSection(use="full")
+    """For layers that see everything."""
+    window: PluginSection = PluginSection(use="window")
+    """For layers with a sliding window."""
+    recurrent: PluginSection = PluginSection(use="recurrent")
+    """For layers that keep one state."""
+
+    @model_validator(mode="after")
+    def _serve(self) -> ComponentsSection:
+        for kind, section in self:
+            able = getattr(section.plugin, "capabilities", {kind})
+            if kind not in able:
+                raise ValueError(f"'{section.use}' is for layers of kind {' or '.join(sorted(able))}, not for {kind}")
+        return self
+
+
 class HostSection(Section):
     """Host memory below the KV pool."""
 
@@ -159,6 +178,8 @@ class CacheSection(PluginSection):
     conversation uses two, at the ends of its prompt and of its answer."""
     eviction: PluginSection = PluginSection(use="lru")
     """Which unused prefix goes first (plugin kind `eviction`)."""
+    components: ComponentsSection = ComponentsSection()
+    """What the groups of a model's layers keep in the prefix tree (plugin kind `component`), by the kind of group."""
     key: PluginSection = PluginSection(use="none")
     """What prefixes are compared by (plugin kind `key`); `none`: their tokens."""
     host: HostSection | None = None

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .batch import Batch, IntArray
+from .components import CacheCounts as CacheCounts
+from .components import Component as Component
 from .constraint import Constraint, Unenforced
 from .drafters import BatchedDrafter as BatchedDrafter
 from .drafters import DraftContext as DraftContext
@@ -94,13 +96,6 @@ class Published(NamedTuple):
     slots: tuple[IntArray, ...]
 
 
-class CacheCounts(NamedTuple):
-    """Slots of one group that the cache owns."""
-
-    evictable: int
-    protected: int
-
-
 class PoolGroup(NamedTuple):
     """One slot pool the cache asks for, and the layers whose KV its slots index.
 
@@ -117,6 +112,11 @@ class PoolGroup(NamedTuple):
     layers: tuple[int, ...]
     window: int | None = None
     states: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What kind of `GroupSpec` it serves, and which component."""
+        return "recurrent" if self.states else "full" if self.window is None else "window"
 
 
 class CacheListener(Protocol):

@@ -32,7 +32,7 @@ AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
     **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api", "parser": "Parser"},
-    **{"events": "Events", "key": "KeyScheme", "storage": "Storage"},
+    **{"events": "Events", "key": "KeyScheme", "component": "Component", "storage": "Storage"},
 }
 _OURS = "phloem"
 

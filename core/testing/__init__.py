@@ -16,6 +16,7 @@ SUITES = {
     "api": "ApiSuite",
     "attention": "AttentionSuite",
     "cache": "CacheSuite",
+    "component": "ComponentSuite",
     "events": "EventsSuite",
     "eviction": "EvictionSuite",
     "grammar": "GrammarSuite",

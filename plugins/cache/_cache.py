@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from typing import ClassVar
+from typing import ClassVar, cast
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import IntArray
+from phloem.components import Component, Place
 from phloem.errors import PluginError
 from phloem.interfaces import CacheCounts, CacheListener, Eviction, Lease, Match, PluginContext, PoolGroup, Published
 from phloem.model_spec import ModelSpec
-from phloem.pool import SlotPool
+from phloem.registry import construct
 from phloem.request import Namespace
 from phloem.storage import Leaving
 
 from ._check import check_cache
-from ._component import Component
 from ._full import Full
+from ._heap import Heap
 from ._recurrent import Recurrent
+from ._spill import Spill
 from ._tree import Node, Root, Tree
-from ._window import CUT_TOKENS, Window
+from ._window import Window
+
+BUILT_IN: dict[str, type[Component]] = {"full": Full, "window": Window, "recurrent": Recurrent}
+# Of an inner node so many tokens are evicted at once, where it has them: each cut leaves one node more on the path.
+CUT_TOKENS = 64
 
 
 class TreeLease:
@@ -45,7 +50,7 @@ class TreeCache(ABC):
     """
 
     api = 1
-    capabilities: ClassVar[frozenset[str]] = frozenset({"sharing", "uses"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"sharing", "uses", "components"})
 
     class Options(BaseModel):
         """This cache has no options beside those of the `cache` section itself."""
@@ -63,17 +68,13 @@ class TreeCache(ABC):
         self.version = 0
         self._page = context.page_size
         self._tree = tree = Tree(context.page_size)
-        self._components: list[Component] = [
-            _component(tree, i, pool, rule, group)
-            for i, (pool, group) in enumerate(zip(context.pools, groups, strict=True))
-        ]
+        self._components = [_component(context, tree, i, group, rule) for i, group in enumerate(groups)]
         tree.components = self._components
-        self._windows = [part for part in self._components if isinstance(part, Window)]
-        self._bounded = [part for part in self._components if not isinstance(part, Full)]  # may end a match early
+        self._bounded = [part for part in self._components if part.bounds]  # may end a match early
+        self._windows = [part for part in self._bounded if part.divisible]
         self._leases: set[TreeLease] = set()
         self._listeners: tuple[CacheListener, ...] = ()
-        self._taker: Leaving | None = None
-        self._block = 0  # tokens; the taker's
+        self._spill: Spill | None = None
 
     @classmethod
     @abstractmethod
@@ -211,7 +212,7 @@ class TreeCache(ABC):
         wanted = -(-slots // page) * page
         freed = 0
         try:
-            while (missing := wanted - part.freed) > 0 and (node := part.pop()) is not None:
+            while (missing := wanted - part.freed) > 0 and (node := cast("Node | None", part.pop())) is not None:
                 if node.is_candidate:
                     if part.divisible and node.tokens > missing:
                         self._tree.split(node, node.tokens - missing)
@@ -226,7 +227,8 @@ class TreeCache(ABC):
 
     def _remove(self, node: Node) -> Node:
         """Take an unlocked leaf out of the tree; returns its parent."""
-        self._spill(node)
+        if self._spill is not None:
+            self._spill.leaves(node)
         for listener in self._listeners:
             listener.removed(node.root.namespace, self._tree.text(node), node.start)
         for part in self._components:
@@ -248,21 +250,7 @@ class TreeCache(ABC):
 
     def spill(self, taker: Leaving, block: int) -> None:
         """See `Spills.spill`. Neither what `reset` drops is told, nor windows within a path, which go before it."""
-        self._taker, self._block = taker, block
-
-    def _spill(self, node: Node) -> None:
-        """Some of a node's state is about to leave, and with it the whole blocks that it has part in."""
-        if self._taker is None or node.end // self._block == node.start // self._block:
-            return
-        base, path = node.start // self._block * self._block, [node]
-        while path[-1].start > base and (parent := path[-1].parent) is not None:
-            path.append(parent)
-        slots = []
-        for part in self._components:
-            held = [(part.slots(at), at.tokens) for at in reversed(path)]
-            whole = np.concatenate([np.full(size, -1, np.int32) if own is None else own for own, size in held])
-            slots.append(whole[len(whole) - (node.end - base) :])
-        self._taker(node.root.namespace, self._tree.text(node), node.start, base, slots)
+        self._spill = Spill(taker, block, self._components)
 
     def reset(self) -> None:
         """Drop all that no lease protects. Walks the tree."""
@@ -356,10 +344,15 @@ class TreeCache(ABC):
         self.version += changed
 
 
-def _component(tree: Tree, index: int, pool: SlotPool, rule: Eviction, group: PoolGroup) -> Component:
-    if group.states:
-        return Recurrent(tree, index, pool, rule)
-    return Full(tree, index, pool, rule) if group.window is None else Window(tree, index, pool, rule, group.window)
+def _component(context: PluginContext, tree: Tree, index: int, group: PoolGroup, rule: Eviction) -> Component:
+    """That of one group: as configured, else the built-in one of its kind."""
+    default = (group.kind, BUILT_IN[group.kind], None)
+    name, plugin, options = context.extras.get("components", {}).get(group.kind, default)
+    place = Place(tree, index, group, lambda: Heap(rule, tree))
+    given = PluginContext("component", name, context.model, pools=(context.pools[index],), page_size=tree.page_size)
+    given.extras["place"] = place
+    made: Component = construct("component", name, plugin, options or plugin.Options(), given)
+    return made
 
 
 def _first(slots: IntArray, start: int, end: int) -> int:

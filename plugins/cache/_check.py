@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from phloem.batch import IntArray
+from phloem.components import Component
 from phloem.prefix import page_key
 
-from ._component import Component
 from ._tree import Node, Tree
 
 

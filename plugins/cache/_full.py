@@ -3,99 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 
 from phloem.batch import IntArray
-from phloem.interfaces import CacheCounts, Eviction
-from phloem.pool import SlotPool
-
-from ._component import Component, whole
-from ._heap import Heap
-from ._tree import Node, Tree
+from phloem.components import CacheCounts, Component, TreeNode
 
 
 class Full(Component):
-    """State of a node: its slots, one per token, whole pages, never written in place.
+    """Keeps every token of a text.
 
-    Locks and counts are the tree's own. Leaves are evicted, and what they leave bare.
+    State of a node: its slots, one per token, whole pages, never written in place. Locks and counts are the tree's own.
+    Leaves are evicted, and what they leave bare: the order is one of nodes.
     """
 
-    def __init__(self, tree: Tree, index: int, pool: SlotPool, rule: Eviction) -> None:
-        super().__init__(tree, index, pool)
-        self.heap: Heap[Node] = Heap(rule, tree)
+    capabilities: ClassVar[frozenset[str]] = frozenset({"full"})
+    requires: ClassVar[tuple[str, ...]] = ()  # the default goes with every cache
+    bounds: ClassVar[bool] = False
 
-    def reach(self, bottom: Node, end: int) -> int:
+    def reach(self, bottom: TreeNode, end: int) -> int:
         """All of it: a node in the tree has its slots."""
         return end
 
-    def lock(self, node: Node) -> int:
+    def lock(self, node: TreeNode) -> int:
         """The tree's lock protects the path."""
         return 0
 
-    def unlock(self, node: Node, low: int, now: int | None) -> None:
+    def unlock(self, node: TreeNode, low: int, now: int | None) -> None:
         """The tree's."""
 
-    def gather(self, node: Node, low: int, start: int) -> IntArray:
+    def gather(self, node: TreeNode, low: int, start: int) -> IntArray:
         """See `Component.gather`."""
         parts: list[IntArray] = []
-        at: Node | None = node
+        at: TreeNode | None = node
         while at is not None and at.end > start:
             parts.append(at.states[self.index])
             at = at.parent
         return np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.int32)
 
-    def touch(self, node: Node, now: int) -> None:
+    def touch(self, node: TreeNode, now: int) -> None:
         """Its key may have shrunk."""
         if node.is_candidate:
-            self.heap.offer(node)
+            self.order.offer(node)
 
-    def fill(self, node: Node, slots: IntArray) -> None:
+    def fill(self, node: TreeNode, slots: IntArray) -> None:
         """Keep a copy."""
-        node.states[self.index] = whole(slots)
+        node.states[self.index] = slots.copy()
 
-    def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
+    def merge(self, nodes: Sequence[TreeNode], slots: IntArray) -> bool:
         """The publisher's copies are not needed."""
         self.pool.release(slots)
         return False
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         """Copies: a view would keep the whole array alive after either half is gone."""
         at, slots = upper.tokens, lower.states[self.index]
         upper.states[self.index] = slots[:at].copy()
         lower.states[self.index] = slots[at:].copy()
         if lower.is_candidate:
-            self.heap.offer(lower)  # its size may matter to the rule
+            self.order.offer(lower)  # its size may matter to the rule
 
-    def drop(self, node: Node) -> None:
+    def drop(self, node: TreeNode) -> None:
         """Its slots are free."""
         self.free(node.states[self.index])
 
-    def ready(self, node: Node) -> None:
+    def ready(self, node: TreeNode) -> None:
         """A candidate."""
-        self.heap.offer(node)
+        self.order.offer(node)
 
-    def pop(self) -> Node | None:
+    def pop(self) -> TreeNode | None:
         """A leaf."""
-        return self.heap.pop()
+        return cast("TreeNode | None", self.order.pop())
 
-    def bury(self, node: Node) -> None:
+    def bury(self, node: TreeNode) -> None:
         """Never: inner nodes are no candidates here."""
         raise AssertionError("a node without its full slots")
 
     def clear(self) -> None:
         """Forget the order."""
-        self.heap.clear()
+        self.order.clear()
 
     def counts(self) -> CacheCounts:
         """Those of the tree."""
         return CacheCounts(self.tree.evictable, self.tree.protected)
 
-    def slots(self, node: Node) -> IntArray | None:
+    def slots(self, node: TreeNode) -> IntArray | None:
         """All of them."""
-        slots: IntArray = node.states[self.index]
-        return slots
+        return cast("IntArray", node.states[self.index])
 
-    def check(self, ends: Sequence[tuple[Node, int]]) -> None:
+    def check(self, ends: Sequence[tuple[TreeNode, int]]) -> None:
         """The heap against the leaves; the rest is checked with the tree."""
-        self.heap.check(sum(node.is_candidate for node in self.tree.nodes()))
+        self.order.check(sum(node.is_candidate for node in self.tree.nodes()))

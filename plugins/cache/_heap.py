@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import logging
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
 
-from phloem.interfaces import Eviction, EvictionNode
+from phloem.interfaces import Eviction
 
 from ._tree import Tree
 
@@ -15,28 +17,11 @@ log = logging.getLogger("phloem.cache")
 _SLACK = 64  # stale entries tolerated before a rebuild, however small the heap
 
 
-class Candidate(EvictionNode, Protocol):
-    """What a heap holds: a node, or the state of one group at a node."""
-
-    entry: Any  # its live entry in the heap
-
-    @property
-    def is_candidate(self) -> bool: ...
-
-
-T = TypeVar("T", bound=Candidate)
-
-
-class Recency:
-    """Least recently used first: what stands in for a rule that failed."""
-
-    def key(self, node: EvictionNode) -> int:
-        """Logical time of last use."""
-        return node.last_access
-
-
-class Heap(Generic[T]):
+class Heap:
     """Yields what may be evicted, smallest key of the rule first. O(log n) amortised; never walks the tree.
+
+    What it holds is a node or the run of one group at a node: an `EvictionNode` with `is_candidate`, and an attribute
+    `entry` for the heap's live entry of it. An `Order`, to components.
 
     Nothing is taken out when a candidate is locked, gets a child or is used again: an entry is judged when it comes to
     the top. One in use goes (it is offered again when that ends); one whose key has grown goes back with the new key.
@@ -47,22 +32,23 @@ class Heap(Generic[T]):
     """
 
     def __init__(self, rule: Eviction, tree: Tree) -> None:
-        self._rule: Eviction = rule
+        self._rule = rule
+        self._key: Callable[[Any], Any] = rule.key
         self._tree = tree
         self._ages = "ageing" in getattr(rule, "capabilities", ())
-        self._entries: list[tuple[Any, int, T]] = []
+        self._entries: list[tuple[Any, int, Any]] = []
         self._pushed = 0  # serial numbers break ties, oldest first, and keep nodes from being compared
         self._live = 0
 
-    def offer(self, node: T) -> None:
+    def offer(self, node: Any) -> None:
         """`node` became a candidate, or is one whose key may have changed."""
         try:
             self._enter(node)
         except Exception:
             self._fall_back(node)
 
-    def _enter(self, node: T) -> None:
-        key = self._rule.key(node)
+    def _enter(self, node: Any) -> None:
+        key = self._key(node)
         if node.entry is not None:
             if not key < node.entry[0]:
                 return
@@ -76,7 +62,7 @@ class Heap(Generic[T]):
             self._entries = [entry for entry in self._entries if entry[2].entry is entry]
             heapq.heapify(self._entries)
 
-    def pop(self) -> T | None:
+    def pop(self) -> Any:
         """The next one to evict, or None if nothing is evictable."""
         while self._entries:
             node = self._entries[0][2]
@@ -87,10 +73,10 @@ class Heap(Generic[T]):
                 self._fall_back(node)
         return None
 
-    def _fall_back(self, node: T) -> None:
+    def _fall_back(self, node: Any) -> None:
         """The rule failed on its way with `node`, which may have lost its entry."""
         log.exception("eviction rule %s failed: the least recently used goes first now", type(self._rule).__name__)
-        self._rule, self._ages = Recency(), False
+        self._key, self._ages = attrgetter("last_access"), False
         live = {entry[2]: None for entry in self._entries if entry[2].entry is entry} | {node: None}
         self._entries, self._live = [], 0
         for each in live:
@@ -104,7 +90,7 @@ class Heap(Generic[T]):
         node = entry[2]
         live = node.entry is entry
         if live and node.is_candidate:
-            key = self._rule.key(node)
+            key = self._key(node)
             if entry[0] < key:
                 self._pushed += 1
                 node.entry = (key, self._pushed, node)
@@ -132,7 +118,7 @@ class Heap(Generic[T]):
         live = [entry for entry in self._entries if entry[2].entry is entry]
         assert len(live) == self._live, f"{len(live)} live heap entries, {self._live} counted"
         try:
-            good = sum(node.is_candidate and not self._rule.key(node) < key for key, _, node in live)
+            good = sum(node.is_candidate and not self._key(node) < key for key, _, node in live)
         except Exception:
             self._fall_back(live[0][2])
             return self.check(candidates)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar, cast
 
 import numpy as np
 
 from phloem.batch import IntArray
-
-from ._runs import Run, Runs
-from ._tree import Node
+from phloem.components import Component, Run, TreeNode
 
 
 class Snapshot(Run):
@@ -24,23 +23,25 @@ class Snapshot(Run):
         return 1
 
 
-class Recurrent(Runs):
-    """State of a node: a `Snapshot`, or None where none was kept.
+class Recurrent(Component):
+    """Keeps states after prefixes, each at the end of a node.
 
-    A match ends at a snapshot and nowhere else, and a lease protects the one at its end, which its holder reads and
-    never writes. Any other may be evicted, whatever lies below: the node stays, with its slots in other groups. A leaf
-    without a snapshot is of no use to anybody, so nodes end where snapshots are.
+    State of a node: a `Snapshot`, or None where none was kept. A match ends at a snapshot and nowhere else, and a lease
+    protects the one at its end, which its holder reads and never writes. Any other may be evicted, whatever lies below:
+    the node stays, with its slots in other groups. A leaf without a snapshot is of no use to anybody, so nodes end
+    where snapshots are.
     """
 
-    divisible = False
-    run = Snapshot
+    capabilities: ClassVar[frozenset[str]] = frozenset({"recurrent"})
+    requires: ClassVar[tuple[str, ...]] = ()  # the default goes with every cache
+    divisible: ClassVar[bool] = False
+    run: ClassVar[type[Run]] = Snapshot
 
-    def _at(self, node: Node) -> Run | None:
+    def _at(self, node: TreeNode) -> Run | None:
         """Roots have none: the state of the empty text is zeros."""
-        run: Run | None = node.states[self.index] if node.parent is not None else None
-        return run
+        return cast("Run | None", node.states[self.index] if node.parent is not None else None)
 
-    def reach(self, bottom: Node, end: int) -> int:
+    def reach(self, bottom: TreeNode, end: int) -> int:
         """The last snapshot on the path."""
         at = bottom
         if at.end > end and at.parent is not None:
@@ -49,11 +50,7 @@ class Recurrent(Runs):
             at = at.parent
         return at.end
 
-    def ends(self, node: Node) -> bool:
-        """Only at a snapshot."""
-        return node.states[self.index] is not None
-
-    def lock(self, node: Node) -> int:
+    def lock(self, node: TreeNode) -> int:
         """The snapshot, if there is one: as if it were the last token's."""
         run = self._at(node)
         if run is None:
@@ -61,20 +58,20 @@ class Recurrent(Runs):
         self.hold(run)
         return node.end - 1
 
-    def unlock(self, node: Node, low: int, now: int | None) -> None:
+    def unlock(self, node: TreeNode, low: int, now: int | None) -> None:
         """Where a request ends its snapshot was in use until now."""
         run = self._at(node)
         if run is not None and low < node.end:
             self.let_go(run, now)
 
-    def narrow(self, node: Node, low: int, start: int) -> int:
+    def narrow(self, node: TreeNode, low: int, start: int) -> int:
         """Who reads nothing before the end needs no snapshot."""
         if start < node.end:
             return low
         self.unlock(node, low, None)
         return node.end
 
-    def gather(self, node: Node, low: int, start: int) -> IntArray:
+    def gather(self, node: TreeNode, low: int, start: int) -> IntArray:
         """See `Component.gather`: all -1, but for the snapshot in the last place."""
         slots: IntArray = np.full(node.end - start, -1, dtype=np.int32)
         run = self._at(node)
@@ -82,18 +79,18 @@ class Recurrent(Runs):
             slots[-1] = run.slots[0]
         return slots
 
-    def touch(self, node: Node, now: int) -> None:
+    def touch(self, node: TreeNode, now: int) -> None:
         """It is used."""
         run = self._at(node)
         if run is not None:
             self.use(run, now)
 
-    def fill(self, node: Node, slots: IntArray) -> None:
+    def fill(self, node: TreeNode, slots: IntArray) -> None:
         """Only the last of the publisher's slots may be one. It is kept because a use of it is expected."""
         if slots[-1] >= 0:
             self.use(self.add(node, slots[-1:]), self.tree.clock)
 
-    def merge(self, nodes: Sequence[Node], slots: IntArray) -> bool:
+    def merge(self, nodes: Sequence[TreeNode], slots: IntArray) -> bool:
         """A snapshot where there was none, or a copy that is not needed."""
         missing = nodes[-1].states[self.index] is None
         if missing:
@@ -102,9 +99,9 @@ class Recurrent(Runs):
             self.free(slots[-1:].copy())
         return missing
 
-    def split(self, upper: Node, lower: Node) -> None:
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
         """The snapshot stays at its end."""
 
-    def check(self, ends: Sequence[tuple[Node, int]]) -> None:
+    def check(self, ends: Sequence[tuple[TreeNode, int]]) -> None:
         """What leases need: one snapshot each, where they have not done with it."""
         self.check_runs(Counter(id(node) for node, low in ends if low < node.end))

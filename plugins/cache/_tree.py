@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
+from phloem.components import Component
 from phloem.prefix import PageKey, common_prefix, page_key
 from phloem.request import Namespace
 
@@ -53,7 +54,7 @@ class Node:
         self.hits = 0
         self.priority = _UNUSED
         self.level = 0.0
-        self.entry: tuple[Any, int, Node] | None = None  # this node's live entry in the eviction heap
+        self.entry: Any = None  # this node's live entry in the eviction heap
 
     @property
     def tokens(self) -> int:
@@ -81,13 +82,6 @@ class Root(Node):
         self.namespace = namespace
 
 
-class Splits(Protocol):
-    """What a tree needs of its components."""
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """Divide the state of `lower`, which held that of both; `upper` has none yet."""
-
-
 class Tree:
     """One radix tree per namespace over page-aligned keys. Node boundaries are page boundaries.
 
@@ -100,7 +94,7 @@ class Tree:
         self.evictable = 0
         self.protected = 0
         self.clock = 0  # logical time: one tick per match, publish and release
-        self.components: Sequence[Splits] = ()
+        self.components: Sequence[Component] = ()
         self.level = 0.0  # what rules with the capability `ageing` evicted last: the heap raises it
 
     def tick(self) -> int:

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from phloem.config import exact_section
 from phloem.config_layers import LISTS, PLAIN, SLOTS
-from phloem.config_sections import HostSection, PluginSection, Section
+from phloem.config_sections import ComponentsSection, HostSection, PluginSection, Section
 from phloem.errors import PluginError
 from phloem.registry import AUTO, Registry
 
@@ -55,7 +55,9 @@ def schema(registry: Registry | None = None) -> tuple[dict[str, Any], list[str]]
     """
     registry = registry or Registry()
     problems: list[str] = []
-    nested = {kind: _choices(registry, kind, PluginSection, problems) for kind in ("eviction", "key")}
+    nested = {kind: _choices(registry, kind, PluginSection, problems) for kind in ("eviction", "key", "component")}
+    each = dict.fromkeys(ComponentsSection.model_fields, nested.pop("component"))
+    nested["components"] = {"type": "object", "additionalProperties": False, "properties": each}
     nested["disk"] = _choices(registry, "storage", PluginSection, problems)
     properties: dict[str, Any] = {}
     for path, (kind, section) in SLOTS.items():
@@ -155,5 +157,7 @@ def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
         return "see meaning"
     value = field.get_default()
-    value = value.use if isinstance(value, PluginSection) else list(value) if isinstance(value, tuple) else value
+    if isinstance(value, BaseModel):
+        value = value.use if isinstance(value, PluginSection) else {name: one.use for name, one in value}
+    value = list(value) if isinstance(value, tuple) else value
     return "–" if value is None else f"`{value if isinstance(value, str) else json.dumps(value)}`"

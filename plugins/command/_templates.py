@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._template_head import CLASS as _CLASS
 from ._template_head import HEAD as _HEAD
-from ._templates_cache import CACHE, STORAGE
+from ._templates_cache import CACHE, COMPONENT, STORAGE
 
 PYPROJECT = """
 [build-system]
@@ -61,6 +61,7 @@ SECTIONS = {
     "api": "server: {apis: [openai, $name]}",
     "attention": "attention: {use: $name}",
     "cache": "cache: {use: $name}",
+    "component": "cache: {components: {window: {use: $name}}}",
     "events": "events: {use: $name}",
     "eviction": "cache: {eviction: {use: $name}}",
     "grammar": "grammar: {use: $name}",
@@ -332,6 +333,7 @@ BODIES = {
     "api": (_API, "ApiSuite", ""),
     "attention": (_ATTENTION, "AttentionSuite", ""),
     "cache": (CACHE, "CacheSuite", ""),
+    "component": (COMPONENT, "ComponentSuite", "    examples = 5\n"),
     "events": (_EVENTS, "EventsSuite", _EVENTS_TEST),
     "eviction": (_EVICTION, "EvictionSuite", ""),
     "grammar": (_GRAMMAR, "GrammarSuite", ""),

@@ -134,3 +134,34 @@ from pydantic import BaseModel, ConfigDict, Field
     def close(self) -> None:
         """The end."""
 '''
+
+COMPONENT = f'''{HEAD}from typing import Any
+
+from phloem.batch import IntArray
+from phloem.components import Component, Run, TreeNode
+from phloem.interfaces import PluginContext
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class $cls(Component):
+    """What it does, in one line: `phloem plugins` shows it. What is not replaced is as in `window`."""
+
+    class Options(BaseModel):
+        """Options of `use: $name`; the text under a field is its documentation."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+        beginning: int = Field(default=64, ge=0)
+        """Tokens at the beginning of a text that count as used when they come."""
+
+    def __init__(self, options: Any, context: PluginContext) -> None:
+        super().__init__(options, context)
+        self._beginning: int = options.beginning
+
+    def add(self, node: TreeNode, slots: IntArray) -> Run:
+        """Slots have come to a node that had none."""
+        run = super().add(node, slots)
+        if node.start < self._beginning:
+            self.use(run, self.tree.clock)
+        return run
+'''

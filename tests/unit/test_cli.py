@@ -195,7 +195,7 @@ def test_config_check_says_what_it_took_for_a_model(capsys: pytest.CaptureFixtur
     assert main(["config", "check"]) == 0
     first, *chosen = capsys.readouterr().out.splitlines()
     assert first == "the configuration is right"
-    assert "cache: auto, of radix, swa the first that suits" in chosen
+    assert "cache: auto, of radix, swa, hybrid the first that suits" in chosen
 
 
 def test_config_show_tells_where_values_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 NAMES = ("phloem-short-first", "phloem-lfuda", "phloem-private-tail", "phloem-phrasebook", "phloem-slowlog")
+INSTALLED = (*NAMES, "phloem-trunk-window")  # for models with windows only
 PROGRAM = """
 import json, logging, sys
 from phloem.config import load_config
@@ -48,7 +49,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The examples, installed into a folder that only the subprocess looks at."""
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    folders = [str(EXAMPLES / name) for name in NAMES]
+    folders = [str(EXAMPLES / name) for name in INSTALLED]
     subprocess.run([*command, "--target", str(target), *folders], check=True, capture_output=True, text=True)
     return target
 
@@ -120,10 +121,11 @@ def test_installed_ones_are_listed_and_checked(installed: Path) -> None:
     listing = [sys.executable, "-m", "phloem", "plugins", "list", str(EXAMPLES / "engine.yaml"), "--json"]
     rows = json.loads(subprocess.run(listing, env=env, capture_output=True, text=True, check=True).stdout)
     strangers = {row["distribution"]: row["status"] for row in rows if row["distribution"] != "phloem"}
-    assert strangers == dict.fromkeys(NAMES, "selected")
-    checking = [sys.executable, "-m", "phloem", "plugins", "check", "lfuda"]
-    done = subprocess.run(checking, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert strangers == dict.fromkeys(NAMES, "selected") | {"phloem-trunk-window": "ok"}
+    for checked in (["lfuda"], ["trunk-window", "--set", "examples=2"]):
+        checking = [sys.executable, "-m", "phloem", "plugins", "check", *checked]
+        done = subprocess.run(checking, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_installing_activates_nothing(installed: Path) -> None:

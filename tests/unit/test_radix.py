@@ -254,7 +254,7 @@ def test_the_heap_does_not_grow_with_use(rule: Callable[[], Rule]) -> None:
     for _ in range(2_000):
         cache.release(begin(cache, ids(1)))
         cache.match(ids(1), 1, HERE)
-    assert len(cache._components[0].heap._entries) < 200
+    assert len(cache._components[0].order._entries) < 200
     cache.check()
 
 
@@ -345,7 +345,7 @@ def test_reset_lets_go_of_every_node() -> None:
     put(cache, pool, ids(1, 3))
     cache.reset()
     assert not list(cache._tree.nodes())
-    assert not cache._components[0].heap._entries
+    assert not cache._components[0].order._entries
 
 
 # --- publish ---
@@ -511,7 +511,7 @@ def _first(cache: RadixCache) -> Any:
         (lambda c, p: _first(c).states.__setitem__(0, _first(c).states[0][:2]), "2 slots for 4 tokens"),
         (lambda c, p: _first(c).states.__setitem__(0, _first(c).states[0][::-1]), "not whole pages"),
         (lambda c, p: setattr(_first(c), "key", ids(9, 9, 9, 9)), "filed under another page"),
-        (lambda c, p: c._components[0].heap.clear(), "candidates, 0 well placed"),
+        (lambda c, p: c._components[0].order.clear(), "candidates, 0 well placed"),
         (lambda c, p: p.release(_first(c).states[0]), "also free"),
         (lambda c, p: p.release(_free_page(p)), "a page is free twice"),
         (lambda c, p: c._tree.roots.update({Namespace("x"): c._tree.roots[HERE]}), "is filed under"),

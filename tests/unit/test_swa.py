@@ -11,7 +11,7 @@ import pytest
 from phloem.errors import PluginError
 from phloem.interfaces import EvictionNode, Lease, PluginContext
 from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec
-from phloem.plugins.cache._window import CUT_TOKENS
+from phloem.plugins.cache._cache import CUT_TOKENS
 from phloem.plugins.cache.swa import SwaCache
 from phloem.pool import SlotPool
 from phloem.request import Namespace
@@ -253,7 +253,7 @@ def first_run(cache: SwaCache) -> Any:
     [
         (lambda c: setattr(first_run(c), "locks", 3), "3 locks at a run that"),
         (lambda c: setattr(c._components[WINDOW], "_evictable", 99), "counted CacheCounts"),
-        (lambda c: c._components[WINDOW].heap.clear(), "candidates, 0 well placed"),
+        (lambda c: c._components[WINDOW].order.clear(), "candidates, 0 well placed"),
         (lambda c: setattr(first_run(c), "slots", first_run(c).slots[::-1]), "not whole pages"),
         (lambda c: c._components[WINDOW].pool.release(first_run(c).slots), "also free"),
         (lambda c: [c._components[WINDOW].bury(n) for n in list(c._tree.nodes())], "leaf that no match can end at"),
