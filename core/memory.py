@@ -141,7 +141,7 @@ def plan_memory(
         for group in groups
     ]
     split = _Split(config, groups, each, ahead, drafters)
-    free = _free_bytes(device)
+    free = free_bytes(device)
     tokens = _tokens(split, free, device)
     arithmetic, need = split.text(tokens), split.cost(tokens)
     if tokens < page:
@@ -211,7 +211,7 @@ def _check_windows(cache: str, groups: Sequence[PoolGroup], slots: Sequence[int]
             )
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Bytes that an allocation can hope for: of the GPU, or of the machine within its control group's limit."""
     if device.type == "cuda":
         import torch

@@ -99,9 +99,14 @@ class Layout:
     rows: Rows
 
     @property
+    def head_bytes(self) -> int:
+        """Most bytes that `seal` adds to a block."""
+        return _FIXED.size + 4 * len(self.rows.widths) + _PARENT_BYTES + 8 * self.size
+
+    @property
     def block_bytes(self) -> int:
-        """Most bytes of one block, without what `seal` adds."""
-        return self.size * sum(self.rows.widths)
+        """Most bytes of one block, sealed."""
+        return self.size * sum(self.rows.widths) + self.head_bytes
 
     def copy(self, slots: Sequence[IntArray]) -> Block:
         """A block out of the pools: per group [size] slots, -1 for the first ones where they are gone."""

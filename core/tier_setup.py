@@ -69,9 +69,13 @@ def build_tiers(
     page, host = config.cache.page_size, config.cache.host
     layout = Layout(-(-DEFAULT_BLOCK // page) * page, Rows(ledger.kv, len(ledger.pools)))
     each = layout.block_bytes
-    arithmetic = f"one block of {layout.size} tokens x {each // layout.size:,} bytes = {each:,} bytes"
+    arithmetic = (
+        f"one block of {layout.size} tokens x {sum(layout.rows.widths):,} bytes + {layout.head_bytes} = {each:,} bytes"
+    )
     if host is not None and host.size < each:
         raise _too_small(config, "host", host.size, arithmetic)
+    if host is not None:
+        _check_room(config, host.size, ledger)
     if host is not None and host.write != "through" and any(ledger.windows):
         lines = _quotes(config, ("cache", "host", "write"), ("cache", "use"))
         problem = (
@@ -96,6 +100,23 @@ def build_tiers(
     if host is not None and host.write == "back":
         ledger.cache.spill(tiers.leaving, layout.size)  # type: ignore[attr-defined]
     return tiers
+
+
+def _check_room(config: Config, size: int, ledger: Ledger) -> None:
+    """Host memory must be there, beside the pool where that lies in it as well: neither has been touched yet."""
+    import torch
+
+    from .memory import GIB, free_bytes
+
+    both = [tensor for tensor in (*ledger.kv.keys, *ledger.kv.values) if tensor.device.type == "cpu"]
+    pool, free = sum(tensor.numel() * tensor.element_size() for tensor in both), free_bytes(torch.device("cpu"))
+    if size + pool > free:
+        beside = f" beside the KV pool's {pool / GIB:,.2f} GiB" if pool else ""
+        problem = f"{_place(config, 'host')}: cache.host.size {size / GIB:,.2f} GiB{beside}, but only {free / GIB:,.2f}"
+        raise ConfigError(
+            f"{problem} GiB are free",
+            hint=f"set it to {max(0, free - pool) >> 20}MiB or less",
+        )
 
 
 def _too_small(config: Config, tier: str, size: int, arithmetic: str) -> ConfigError:

@@ -137,7 +137,7 @@ class Shelf:
             if not self._writer.close(PATIENCE_S):
                 self._abandoned = True
                 log.warning("tiers: %d bytes were not written before the end", self._backlog)
-            self._storage.close()
+            self._try("close", self._storage.close)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Per tier `blocks`, `bytes` and counts since the start."""

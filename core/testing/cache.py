@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from ..batch import IntArray
 from ..interfaces import Cache, EvictionNode, PluginContext
 from ..registry import check_contract
 from ..request import Namespace
+from ..storage import Spills
 from ._cache_history import SALTS, History
 from ._cache_rig import CacheRig
-from ._cache_toys import Kind, Listener, toy_model
+from ._cache_toys import Kind, Listener, Prefix, toy_model
 
 # The state groups of toy models with windows: hybrid and pure, below and above the page, with two widths, and a window
 # of one token, which sees nothing before it.
@@ -200,6 +202,35 @@ class CacheSuite:
                 assert rig.free + rig.evictable == rig.total
 
     # --- sharing ---
+
+    @pytest.mark.usefixtures("sharing")
+    def test_what_is_evicted_is_told_before(self, page_size: int) -> None:
+        """With `tiers`: each whole block once, when it is about to be broken, with slots that still hold its tokens."""
+        if "tiers" not in self.plugin.capabilities:
+            pytest.skip("this cache is not spread over tiers")
+        rig, size = self.rig(page_size), 2 * page_size
+        told: list[Prefix] = []
+
+        def taker(namespace: Namespace, tokens: array[int], start: int, base: int, slots: Sequence[IntArray]) -> None:
+            assert base == start // size * size
+            assert [len(own) for own in slots] == [len(tokens) - base]
+            for at in range(base, len(tokens)):
+                assert rig.canary[0][int(slots[0][at - base])] == (namespace, tokens[: at + 1].tobytes())
+            told.extend(
+                (namespace, tokens[: end + size].tobytes()) for end in range(base, len(tokens) - size + 1, size)
+            )
+
+        cast("Spills", rig.cache).spill(taker, size)
+        texts = [_text(7 * page_size), _text(3 * page_size) + _text(4 * page_size, first=5)]
+        spaces = [Namespace(), Namespace(salt="a")]
+        for space in spaces:
+            for text in texts:
+                rig.serve(text, space)
+        while rig.evictable:
+            rig.evict(page_size)
+        ends = range(size, 7 * page_size, size)
+        assert set(told) == {(space, text[:end].tobytes()) for space in spaces for text in texts for end in ends}
+        assert len(told) == len(set(told))
 
     @pytest.mark.usefixtures("sharing")
     def test_publish_below_the_lease_is_an_error(self, page_size: int) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +148,31 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "kv", Path("/proc/kv")):
         with pytest.raises(PluginError, match="cannot be used"):
             opened(path)
+
+
+WRITER = """
+import sys
+from phloem.interfaces import PluginContext
+from phloem.plugins.storage.file import FileStorage
+
+options = FileStorage.Options(path=sys.argv[1], size=10**9)
+storage = FileStorage(options, PluginContext("storage", "file", extras={"identity": {"model": "a"}}))
+for number in range(10**6):
+    storage.write(number.to_bytes(16, "big"), bytes([number % 256]) * 300_000)
+"""
+
+
+def test_a_process_that_is_killed_leaves_whole_blocks(tmp_path: Path) -> None:
+    """Whatever it was doing; and its folder is free for the next."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
+    while sum(1 for _ in tmp_path.glob("blocks/*/*")) < 40:
+        assert writer.poll() is None
+        time.sleep(0.01)
+    writer.kill()
+    writer.wait()
+    storage = opened(tmp_path, {"model": "a"}, size=10**9)
+    found = [number for number in range(10**3) if storage.holds(name(number))]
+    assert len(found) >= 39
+    assert all(storage.read(name(number)) == bytes([number % 256]) * 300_000 for number in found)
+    assert not list(tmp_path.glob("blocks/*/*.half"))
+    storage.close()

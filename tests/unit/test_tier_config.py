@@ -1,0 +1,141 @@
+"""Tiers in the configuration: what is refused says where it stands, and with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phloem import Engine
+from phloem.config import load_config
+from phloem.errors import ConfigError, PhloemError
+from phloem.model_spec import ModelSpec
+from phloem.tier_setup import fingerprint
+
+Tiny = Callable[[str], Path]
+
+
+def written(folder: Path, cache: str, model: object = "none") -> str:
+    path = folder / "engine.yaml"
+    path.write_text(f"model: {{path: {model}}}\ngrammar: none\ncache:\n{cache}")
+    return str(path)
+
+
+def refused(path: str, sets: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, sets=sets, env={})
+    return str(caught.value)
+
+
+def refused_at_start(path: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Engine.from_yaml(path)
+    return str(caught.value)
+
+
+def test_every_mistake_has_its_place(tmp_path: Path) -> None:
+    text = refused(
+        written(
+            tmp_path,
+            "  host: {size: -1, write: sometimes, sise: 3}\n  disk: {paht: ./kv, size: 20GB}\n",
+        )
+    )
+    assert "engine.yaml:4:10: cache.host.size: must be greater than or equal to 1, got -1" in text
+    assert "engine.yaml:4:20: cache.host.write: must be 'through', 'hot' or 'back', got 'sometimes'" in text
+    assert "engine.yaml:4:38: cache.host.sise: unknown key (did you mean 'size'?)" in text
+    assert "cache.disk.path: is required" in text
+    assert "engine.yaml:5:10: cache.disk.paht: unknown key (did you mean 'path'?)" in text
+    assert "engine.yaml:5:22: cache.disk.size: must be a whole number, or one with a suffix such as 16k or 2GiB" in text
+
+
+def test_an_unknown_storage_has_suggestions(tmp_path: Path) -> None:
+    assert "no storage plugin is named 'fiel' (did you mean 'file'?)" in refused(
+        written(tmp_path, "  disk: {use: fiel, path: ./kv, size: 1GiB}\n")
+    )
+
+
+@pytest.mark.parametrize("use", ["chunk", "hybrid"])
+def test_a_cache_without_tiers_is_refused_with_both_lines(tmp_path: Path, use: str) -> None:
+    text = refused(written(tmp_path, f"  use: {use}\n  host: {{size: 1GiB}}\n  disk: {{path: ./kv, size: 1GiB}}\n"))
+    for line, tier in ((5, "host: {size: 1GiB}"), (6, "disk: {path: ./kv, size: 1GiB}")):
+        name = tier.partition(":")[0]
+        assert f"engine.yaml:{line}:3: cache.{name}: needs a cache with tiers; cache '{use}' has none" in text
+        assert f"engine.yaml:{line}:3: {tier}" in text
+    assert f"engine.yaml:4:3: use: {use}" in text
+
+
+def test_the_disk_is_a_file_store_unless_it_says_otherwise(tmp_path: Path) -> None:
+    path = written(tmp_path, "  disk: {path: ./kv, size: 1GiB}\n")
+    config = load_config(path, env={})
+    assert config.cache.disk.use == "file"
+    assert config.dump()["cache"]["disk"] == {"use": "file", "path": "./kv", "size": 1 << 30}
+    assert load_config(path, sets=["cache.disk=none"], env={}).cache.disk.use == "none"
+    assert load_config(path, env={"PHLOEM_CACHE__DISK__SIZE": "2GiB"}).cache.disk.size == 2 << 30  # type: ignore[attr-defined]
+    sets = ["cache.disk.path=kv", "cache.disk.size=1k", "cache.host.size=2k", "cache.host.write=hot"]
+    config = load_config(sets=sets, env={})
+    assert (config.cache.disk.use, config.cache.host.write) == ("file", "hot")  # type: ignore[union-attr]
+    assert load_config(env={}).cache.disk.use == "none"
+    assert load_config(env={}).cache.host is None
+
+
+def test_a_tier_smaller_than_a_block_is_refused_with_the_arithmetic(tiny_model: Tiny, tmp_path: Path) -> None:
+    block = "one block of 64 tokens x 768 bytes + 550 = 49,702 bytes"
+    for size, bytes_ in (("20", "20"), ("48k", "49,152")):
+        text = refused_at_start(written(tmp_path, f"  host: {{size: {size}}}\n  tokens: 512\n", tiny_model("llama")))
+        assert f"engine.yaml:4:10: cache.host.size {bytes_} bytes is less than {block}" in text
+        assert "a number without a suffix is bytes" in text
+        disk = f"  disk: {{size: {size}, path: {tmp_path}/kv}}\n  tokens: 512\n"
+        text = refused_at_start(written(tmp_path, disk, tiny_model("llama")))
+        assert f"engine.yaml:4:10: cache.disk.size {bytes_} bytes is less than {block}" in text
+    assert not (tmp_path / "kv").exists()
+
+
+def test_a_block_is_whole_pages(tiny_model: Tiny, tmp_path: Path) -> None:
+    cache = "  host: {size: 64k}\n  tokens: 960\n  page_size: 96\n"
+    text = refused_at_start(written(tmp_path, cache, tiny_model("llama")))
+    assert "one block of 96 tokens x 768 bytes + 806 = 74,534 bytes" in text
+
+
+def test_more_host_memory_than_there_is_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    text = refused_at_start(written(tmp_path, "  host: {size: 900TiB}\n  tokens: 512\n", tiny_model("llama")))
+    assert "engine.yaml:4:10: cache.host.size 921,600.00 GiB" in text
+    assert "GiB are free" in text
+
+
+@pytest.mark.parametrize("path", ["/proc/kv", "/sys/kv", "FILE", "FILE/kv"])
+def test_a_folder_that_cannot_be_written_is_refused(tiny_model: Tiny, tmp_path: Path, path: str) -> None:
+    (tmp_path / "FILE").write_text("")
+    path = path.replace("FILE", str(tmp_path / "FILE"))
+    text = refused_at_start(
+        written(tmp_path, f"  disk: {{path: {path}, size: 1GiB}}\n  tokens: 512\n", tiny_model("llama"))
+    )
+    assert "engine.yaml:4:" in text
+    assert f"cache.disk: the folder {path} cannot be used: " in text
+
+
+def test_a_folder_in_use_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    path = written(tmp_path, f"  disk: {{path: {tmp_path}/kv, size: 1GiB}}\n  tokens: 512\n", tiny_model("llama"))
+    with Engine.from_yaml(path):
+        assert "in use by another engine" in refused_at_start(path)
+    Engine.from_yaml(path).close()
+
+
+@pytest.mark.parametrize("write", ["hot", "back"])
+def test_windows_are_only_written_through(tiny_model: Tiny, tmp_path: Path, write: str) -> None:
+    cache = f"  use: swa\n  host: {{size: 1GiB, write: {write}}}\n  tokens: 512\n"
+    text = refused_at_start(written(tmp_path, cache, tiny_model("gemma3")))
+    assert f"cache.host.write: '{write}' finds no windows any more to keep" in text
+    assert "engine.yaml:4:3: use: swa" in text
+    assert f"write: {write}" in text
+
+
+def test_a_model_without_weights_to_read_has_no_disk(tmp_path: Path) -> None:
+    class Model:
+        path = str(tmp_path)
+        spec: ModelSpec
+        tokenizer: Any
+
+    with pytest.raises(PhloemError, match="there are none to be read at"):
+        fingerprint(Model())  # type: ignore[arg-type]
