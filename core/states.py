@@ -43,7 +43,7 @@ class StateStore:
     def made(self, starts: Sequence[int], rows: Sequence[int], slots: Sequence[int]) -> StateStep:
         """A step from plain numbers."""
         made = [torch.tensor(values, dtype=torch.int64).to(self._device) for values in (starts, rows, slots)]
-        return StateStep(self, *made)
+        return StateStep(self, made[0], made[1], made[2], list(rows))
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class StateStep:
     starts: torch.Tensor  # [S] int64: the slot of the state each segment starts from; -1: zeros
     rows: torch.Tensor  # [K] int64, ascending: queries after which the state is kept
     out_slots: torch.Tensor  # [K] int64
+    kept: list[int]  # `rows` on the host
 
     def initial(self, layer: int) -> tuple[torch.Tensor, ...]:
         """The states that the segments start from, [S, *shape] each, new."""

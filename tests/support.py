@@ -91,11 +91,25 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_eps": 1e-5,
         },
     ),
+    "mamba2": (
+        "mamba2",
+        {
+            "num_heads": 8,
+            "head_dim": 16,
+            "expand": 2,
+            "n_groups": 2,
+            "state_size": 16,
+            "time_step_limit": (0.0, 1.0),
+            "chunk_size": 16,  # of transformers' own passes
+        },
+    ),
 }
 
 
 def make_tiny_model(arch: str, folder: Path) -> Path:
-    """Write a random float32 model of `arch` (a key of ARCHITECTURES or RECURRENT) with its tokenizer to `folder`; returns it.
+    """Write a random float32 model of `arch` (a key of ARCHITECTURES or RECURRENT) with its tokenizer to `folder`.
+
+    Returns the folder.
 
     Weights are seeded and larger than usual, and norms and biases are random too, so that greedy outputs vary and a
     forgotten bias or norm shows.

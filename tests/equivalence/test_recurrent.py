@@ -13,7 +13,7 @@ from phloem import Engine, SamplingParams
 from phloem.errors import ConfigError, RequestError
 
 TinyModel = Callable[[str], Path]
-ARCHS = ["lfm2"]
+ARCHS = ["lfm2", "mamba2"]
 
 
 def serve(running: Engine, folder: Path, texts: Sequence[list[int]], count: int, **call: Any) -> list[Any]:
@@ -33,18 +33,24 @@ def all_back(running: Engine) -> None:
     assert all(group["free"] == group["total"] for group in running.stats()["groups"])
 
 
-@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
-    ("page", "chunk", "overlap"),
-    [(1, 1, "off"), (1, 5, "on"), (4, 6, "off"), (4, 7, "on"), (16, 11, "off"), (16, 64, "on")],
+    ("arch", "page", "chunk", "overlap"),
+    [
+        ("lfm2", 1, 2, "off"),
+        ("mamba2", 1, 5, "on"),
+        ("lfm2", 4, 6, "on"),
+        ("mamba2", 4, 7, "off"),
+        ("lfm2", 16, 11, "off"),
+        ("mamba2", 16, 64, "on"),
+    ],
 )
 def test_every_length_cold_and_warm(tiny_model: TinyModel, arch: str, page: int, chunk: int, overlap: str) -> None:
     """Prompts of all lengths around chunks and pages, cold, sent again, and as the start of a next turn.
 
     What is promised: a prompt is found to its last usable boundary, and a conversation to the end of its last turn.
     """
-    folder, count = tiny_model(arch), 5
-    lengths = range(1, 40)
+    folder, count = tiny_model(arch), 3
+    lengths = range(1, 36)
     made = prompts(len(lengths), low=len(lengths), high=len(lengths), shared=0)
     texts = [text[:length] for text, length in zip(made, lengths, strict=True)]
     sections = {"schedule": {"chunk": chunk, "max_running": 8}, "engine": {"overlap": overlap}}
@@ -59,35 +65,80 @@ def test_every_length_cold_and_warm(tiny_model: TinyModel, arch: str, page: int,
         all_back(running)
 
 
-@pytest.mark.parametrize(
-    ("arch", "cache", "page", "chunk", "overlap", "drafter"),
-    pairwise(ARCHS, ["hybrid", "chunk"], [1, 4, 16], [3, 16, 512], ["off", "on"], [None, "Right", "Wrong", "Tree"]),
+AXES = (
+    ARCHS,
+    ["hybrid", "chunk"],
+    [1, 4, 16],
+    [3, 16, 512],
+    ["off", "on"],
+    [None, "Right", "Wrong", "Tree"],
+    [4096, 160],
 )
+
+
+@pytest.mark.parametrize(("arch", "cache", "page", "chunk", "overlap", "drafter", "tokens"), pairwise(*AXES))
 def test_pairs(
-    tiny_model: TinyModel, arch: str, cache: str, page: int, chunk: int, overlap: str, drafter: str | None
+    tiny_model: TinyModel, arch: str, cache: str, page: int, chunk: int, overlap: str, drafter: str | None, tokens: int
 ) -> None:
-    """Company, chunks, pages, overlap and drafts on a chain, in a pool that forces eviction and retraction."""
+    """Company, chunks, pages, overlap and drafts on a chain, also in a pool that forces eviction and retraction."""
     folder, count = tiny_model(arch), 24
     texts = prompts(8)
     truth = [[*text, *tiny_reference(folder).greedy(text, count)[0]] for text in texts]
-    for tokens in (4096, 160):
-        with engine(
-            folder,
-            drafter=drafter,
-            texts=truth,
-            cache={"use": cache, "page_size": page, "tokens": tokens},
-            schedule={"chunk": chunk},
-            engine={"overlap": overlap},
-        ) as running:
-            for _ in ("cold", "warm"):
-                serve(running, folder, texts, count)
-            stats = running.stats()
-            assert stats["retractions"] > 0 or tokens > 160
-            if drafter == "Right":
-                assert stats["accepted_tokens"] > 0.6 * stats["draft_tokens"] > 0
-            if drafter == "Wrong":
-                assert stats["draft_tokens"] > 100 > stats["accepted_tokens"]
-            all_back(running)
+    with engine(
+        folder,
+        drafter=drafter,
+        texts=truth,
+        cache={"use": cache, "page_size": page, "tokens": tokens},
+        schedule={"chunk": chunk},
+        engine={"overlap": overlap},
+    ) as running:
+        for _ in ("cold", "warm"):
+            serve(running, folder, texts, count)
+        stats = running.stats()
+        assert stats["retractions"] == 0 or tokens == 160
+        if drafter == "Right":
+            assert stats["accepted_tokens"] > 0.6 * stats["draft_tokens"] > 0
+        if drafter == "Wrong":
+            assert stats["draft_tokens"] > 100 > stats["accepted_tokens"]
+        all_back(running)
+
+
+@pytest.mark.parametrize(
+    ("arch", "page", "overlap"), [("lfm2", 1, "on"), ("lfm2", 4, "off"), ("mamba2", 1, "off"), ("mamba2", 16, "on")]
+)
+def test_who_is_retracted_goes_on_from_its_state(tiny_model: TinyModel, arch: str, page: int, overlap: str) -> None:
+    """In the middle of prompts and of outputs; what was computed is found again, but for the rest of a page."""
+    folder, texts = tiny_model(arch), prompts(4, low=40, high=40, shared=0)
+    sections = {"schedule": {"chunk": 16}, "engine": {"overlap": overlap}}
+    with engine(folder, cache={"use": "hybrid", "page_size": page}, **sections) as running:
+        core, admitted = running.core, running.core.ledger.admit
+        found: list[tuple[int, int]] = []  # by those that were retracted: what they had computed, what they find
+        had: dict[str, int] = {}
+
+        def admit(request: Any) -> None:
+            admitted(request)
+            if request.id in had:
+                found.append((had.pop(request.id), request.computed))
+
+        def retract(engine_core: Any) -> None:
+            for request in list(engine_core.scheduler.running):
+                had[request.id] = request.computed
+                engine_core.scheduler.retract(request)
+
+        core.ledger.admit = admit
+        streams = [running.stream(text, greedy(24)) for text in texts]
+        written: list[list[int]] = [[] for _ in texts]
+        for cut in range(6):
+            written[cut % 4] += next(streams[cut % 4]).token_ids
+            running.invoke(retract).result()
+        for stream, own in zip(streams, written, strict=True):
+            own += [token for piece in stream for token in piece.token_ids]
+        for text, own in zip(texts, written, strict=True):
+            assert_same(own, *tiny_reference(folder).greedy(text, 24))
+        assert len(found) >= 6
+        assert all(again >= computed // page * page for computed, again in found), found
+        assert running.stats()["retractions"] >= 6
+        all_back(running)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

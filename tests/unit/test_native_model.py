@@ -134,6 +134,17 @@ class TestLfm2(ModelSuite):
         cls.path = str(tiny_model("lfm2"))
 
 
+class TestMamba2(ModelSuite):
+    """... on the one without any attention ..."""
+
+    plugin = NativeModel
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def folder(cls, tiny_model: TinyModel) -> None:
+        cls.path = str(tiny_model("mamba2"))
+
+
 class TestGemma3(ModelSuite):
     """... and on the one with windows, two rotations and all the norms."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from phloem.errors import ModelError
 
 from .families import FAMILIES, Family
+from .mamba2 import Ssm, ssm_of
 from .rope import Rope, rope_problem
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -18,12 +19,13 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 class LayerArch:
     """What may differ from layer to layer: the window (tokens seen, the current one included) and the rotation.
 
-    With a `kernel` it is a short convolution over so many inputs in the place of attention.
+    With a `kernel` it is a short convolution over so many inputs in the place of attention, with `ssm` a recurrence.
     """
 
     window: int | None
     rope: Rope | None
     kernel: int | None = None
+    ssm: Ssm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,12 @@ def _layers(values: Mapping[str, Any], family: Family) -> tuple[LayerArch, ...]:
     if len(types) != count or not family.kinds.issuperset(types):
         known = " or ".join(sorted(family.kinds))
         raise ModelError(f"config.json: layer_types {types!r} does not name {known} {count} times")
-    ropes = {kind: _rope(values, kind) if kind != "conv" else None for kind in sorted(set(types))}
+    ropes = {kind: _rope(values, kind) if kind.endswith("attention") else None for kind in sorted(set(types))}
     window = _integer(values, "sliding_window") if "sliding_attention" in types else None
     kernel = _integer(values, "conv_L_cache") if "conv" in types else None
+    ssm = ssm_of(values) if "mamba2" in types else None
     return tuple(
-        LayerArch(window if kind == "sliding_attention" else None, ropes[kind], kernel if kind == "conv" else None)
+        LayerArch(window if kind == "sliding_attention" else None, ropes[kind], kernel if kind == "conv" else None, ssm)
         for kind in types
     )
 

@@ -37,6 +37,9 @@ class ConvLayer(Layer):
 
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """The gated convolution, [T, hidden]."""
-        assert step.conv is not None, "a step without the geometry of convolutions"
+        assert step.conv is not None and step.states is not None, "a step without states"  # noqa: PT018
+        (state,) = step.states.initial(self.recurrent)
         b, c, x = self.project(x).chunk(3, dim=1)
-        return step.conv(self.recurrent, b * x, self.filter, self.bias).mul_(c)
+        out, kept = step.conv(b * x, state, self.filter, self.bias)
+        step.states.keep(self.recurrent, (kept,))
+        return out.mul_(c)

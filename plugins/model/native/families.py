@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .lfm2 import LFM2_NAMES, lfm2_config
+from .mamba2 import MAMBA2_NAMES, mamba2_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Family:
     norm_offset: float = 0.0  # added to norm weights, which are stored around zero
     scale_embedding: bool = False  # embeddings times sqrt(hidden size)
     kinds: frozenset[str] = frozenset({"full_attention", "sliding_attention"})  # of layers
+    root: str = "model"  # what all tensors but the head's are named below
     names: Mapping[str, str] = field(default_factory=dict)  # Llama's names of blocks and tensors -> this family's
     reads: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # its config in Llama's spelling
 
@@ -83,5 +85,12 @@ FAMILIES: Mapping[str, Family] = {
         kinds=frozenset({"full_attention", "conv"}),
         names=LFM2_NAMES,
         reads=lfm2_config,
+    ),
+    "mamba2": Family(
+        defaults={**_COMMON, "hidden_act": "silu"},
+        kinds=frozenset({"mamba2"}),
+        root="backbone",
+        names=MAMBA2_NAMES,
+        reads=mamba2_config,
     ),
 }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from phloem.interfaces import AttentionStep
+from phloem.states import StateStep
 
 from .config import Arch
 from .linear import Linear
 from .packed import Gemm, PackedLinear
 from .rope import Rope
 from .short_conv import ConvStep
+from .ssd import ScanStep
 from .weights import Weights
 
 
@@ -23,12 +26,30 @@ class Step:
 
     attend: AttentionStep
     rotations: dict[Rope, tuple[torch.Tensor, torch.Tensor]]  # cos and sin, [T, 1, D], as `rotate` wants them
-    conv: ConvStep | None
+    states: StateStep | None = None  # with recurrent layers
+    conv: ConvStep | None = None
+    scan: ScanStep | None = None
 
 
-class Layer:
-    """One decoder layer: what it mixes tokens by, which is a subclass's, and a gated MLP. Matrices are packed: gate and
-    up are one, as are all that read the same input.
+class Block(ABC):
+    """One layer of the decoder."""
+
+    @abstractmethod
+    def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
+        """h [T, hidden] -> [T, hidden], in place where it can be."""
+
+    @abstractmethod
+    def pack(self, gemm: Gemm) -> None:
+        """Take packed matrices in place of the torch ones, one at a time: memory holds one of them twice."""
+
+    def finish(self) -> None:  # noqa: B027  (most have nothing to do)
+        """Called once the weights are filled."""
+
+
+class Layer(Block):
+    """A layer of two parts: what it mixes tokens by, which is a subclass's, and a gated MLP.
+
+    Matrices are packed: gate and up are one, as are all that read the same input.
     """
 
     def __init__(self, arch: Arch, index: int, weights: Weights) -> None:
@@ -36,7 +57,7 @@ class Layer:
         self.eps = arch.norm_eps
         self.intermediate = arch.intermediate
         self.gelu = arch.activation == "gelu_pytorch_tanh"
-        self.build = build = Builder(arch, weights, f"model.layers.{index}.")
+        self.build = build = Builder(arch, weights, f"{arch.family.root}.layers.{index}.")
         gate_up = {"gate_proj": arch.intermediate, "up_proj": arch.intermediate}
         self.gate_up = build.linear("mlp", gate_up, arch.hidden)
         self.down = build.linear("mlp", {"down_proj": arch.hidden}, arch.intermediate)
@@ -47,24 +68,21 @@ class Layer:
         self.after_mlp = build.norm("post_feedforward_layernorm") if sandwich else None
         self.out: Linear
 
-    def finish(self) -> None:
-        """Called once the weights are filled."""
-
     def pack(self, gemm: Gemm) -> None:
-        """Take packed matrices in place of the torch ones, one at a time: memory holds one of them twice."""
+        """See `Block.pack`."""
         self.out = PackedLinear(gemm, self.out)
         self.gate_up = PackedLinear(gemm, self.gate_up)
         self.down = PackedLinear(gemm, self.down)
 
     def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
-        """h [T, hidden] -> [T, hidden], in place."""
+        """In place."""
         mixed = self.mix(F.rms_norm(h, h.shape[1:], self.mixer_norm, self.eps), step)
         h = self._add(h, self.out, mixed, self.after_mixer)
         return self._add(h, self.down, self._gated(F.rms_norm(h, h.shape[1:], self.mlp_norm, self.eps)), self.after_mlp)
 
+    @abstractmethod
     def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Normed x [T, hidden] -> what the output projection reads, [T, *]: here tokens meet those before them."""
-        raise NotImplementedError
 
     def _gated(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = torch.split(self.gate_up(x), self.intermediate, dim=1)

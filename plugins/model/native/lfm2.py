@@ -14,7 +14,7 @@ LFM2_NAMES = {
     "mlp.down_proj": "feed_forward.w2",
     "input_layernorm": "operator_norm",
     "post_attention_layernorm": "ffn_norm",
-    "norm": "embedding_norm",
+    "final_norm": "embedding_norm",
 }
 
 

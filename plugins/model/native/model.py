@@ -19,11 +19,13 @@ from .._source import open_source, resolve
 from .._spec import choose_dtype, state_groups
 from .config import Arch, read_arch
 from .conv_layer import ConvLayer
-from .layers import AttentionLayer, Layer, Step
+from .layers import AttentionLayer, Block, Step
 from .linear import Linear
 from .packed import Gemm, PackedLinear
 from .rope import Rope
 from .short_conv import ConvStep
+from .ssd import ScanStep
+from .ssm_layer import SsmLayer
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -57,10 +59,13 @@ class NativeModel:
         self._dtype = choose_dtype(context.dtype, self._device, source.config)
         self.spec = make_spec(arch, source, self._dtype)
         weights = Weights(self._dtype, self._device)
-        embedding = weights.matrix({"model.embed_tokens.weight": arch.vocab_size}, arch.hidden)
+        root, names = arch.family.root, arch.family.names
+        words = f"{root}.{names.get('embed_tokens', 'embed_tokens')}.weight"
+        embedding = weights.matrix({words: arch.vocab_size}, arch.hidden)
         self._layers = make_layers(arch, weights)
-        norm = f"model.{arch.family.names.get('norm', 'norm')}.weight"
-        self._norm = weights.vector({norm: arch.hidden}, arch.family.norm_offset)
+        self._norm = weights.vector(
+            {f"{root}.{names.get('final_norm', 'norm')}.weight": arch.hidden}, arch.family.norm_offset
+        )
         head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
         self._head = Linear(head)
         self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
@@ -130,14 +135,28 @@ class NativeModel:
         if arch.family.scale_embedding:
             # rounded to the weights' dtype, as the family is trained
             h *= torch.tensor(arch.hidden**0.5, dtype=self._dtype).item()
-        kernel = next((layer.kernel for layer in arch.layers if layer.kernel is not None), None)
-        step = Step(attend, self._rotation_tables(batch.positions), ConvStep(batch, kernel) if kernel else None)
+        step = self._step(batch, attend)
         for i, layer in enumerate(self._layers):
             if i in layers:
                 seen[i] = h.clone()  # layers write in place
             h = layer(h, step)
-        hidden = seen[len(self._layers)] = F.rms_norm(h, (arch.hidden,), self._norm, arch.norm_eps)
+        hidden = seen[len(self._layers)] = self._normed(h)
         return hidden, seen
+
+    def _normed(self, h: torch.Tensor) -> torch.Tensor:
+        """The last norm; residuals may be wider than the weights."""
+        return F.rms_norm(h, h.shape[1:], self._norm.to(h.dtype), self.arch.norm_eps).to(self._dtype)
+
+    def _step(self, batch: Batch, attend: AttentionStep) -> Step:
+        """What all layers of a pass share."""
+        step = Step(attend, self._rotation_tables(batch.positions), batch.states)
+        kernels = [layer.ssm.kernel if layer.ssm else layer.kernel for layer in self.arch.layers]
+        kernel = next((kernel for kernel in kernels if kernel), None)  # the same in all
+        if kernel is not None:
+            step.conv = ConvStep(batch, kernel)
+        if any(layer.ssm for layer in self.arch.layers):
+            step.scan = ScanStep(batch)
+        return step
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -164,23 +183,35 @@ class NativeModel:
         return tables
 
 
-def make_layers(arch: Arch, weights: Weights) -> list[Layer]:
-    """The layers in order; attention and convolutions are counted apart."""
-    made: list[Layer] = []
+def make_layers(arch: Arch, weights: Weights) -> list[Block]:
+    """The layers in order; those that attend and recurrent ones are counted apart."""
+    made: list[Block] = []
     recurrent = 0
     for index, layer in enumerate(arch.layers):
-        if layer.kernel is None:
+        if layer.kernel is None and layer.ssm is None:
             made.append(AttentionLayer(arch, index, weights, index - recurrent))
         else:
-            made.append(ConvLayer(arch, index, weights, recurrent))
+            made.append((ConvLayer if layer.ssm is None else SsmLayer)(arch, index, weights, recurrent))
             recurrent += 1
     return made
 
 
+def state_shapes(arch: Arch) -> tuple[StateSpec, ...]:
+    """What the recurrent layers keep, in order."""
+    made = []
+    for layer in arch.layers:
+        if layer.ssm is not None:
+            made.append(StateSpec(layer.ssm.shapes))
+        elif layer.kernel is not None:
+            made.append(StateSpec(((layer.kernel - 1, arch.hidden),)))
+    return tuple(made)
+
+
 def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
     """What the core needs to know of a loaded model."""
-    groups, indices = state_groups([layer.window for layer in arch.layers if layer.kernel is None])
-    states = tuple(StateSpec(((kernel - 1, arch.hidden),)) for layer in arch.layers if (kernel := layer.kernel))
+    attending = [layer for layer in arch.layers if layer.kernel is None and layer.ssm is None]
+    groups, indices = state_groups([layer.window for layer in attending])
+    states = state_shapes(arch)
     if states:
         groups = (*groups, GroupSpec("recurrent", "recurrent", draft="chain"))
     layers = tuple(LayerSpec(arch.kv_heads, arch.head_dim, arch.head_dim, group) for group in indices)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from phloem.batch import Batch
-from phloem.states import StateStep
 
 
 class ConvStep:
@@ -17,7 +16,6 @@ class ConvStep:
 
     def __init__(self, batch: Batch, kernel: int) -> None:
         assert batch.states is not None, "a model with recurrent layers was given a batch without states"
-        self._states: StateStep = batch.states
         device, back = batch.tokens.device, kernel - 1
         lengths = torch.tensor(batch.q_lens, device=device)
         segment = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
@@ -25,20 +23,20 @@ class ConvStep:
         self._own = torch.arange(len(segment), device=device) + (segment + 1) * back
         first = lengths.cumsum(0) - lengths + torch.arange(len(lengths), device=device) * back
         self._before = (first[:, None] + torch.arange(back, device=device)).reshape(-1)
-        self._kept = self._own[self._states.rows][:, None] + torch.arange(1 - back, 1, device=device)
+        self._kept = self._own[batch.states.rows][:, None] + torch.arange(1 - back, 1, device=device)
         self._back = back
 
-    def __call__(self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Filter x [T, C] with weight [C, kernel], the last tap for the present token: [T, C].
+    def __call__(
+        self, x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Filter x [T, C], behind the states [S, kernel - 1, C], with weight [C, kernel].
 
-        `layer` counts recurrent layers; its only state is [kernel - 1, C].
+        The last tap is for the present token. Returns the result [T, C] and the states to keep, [K, kernel - 1, C].
         """
-        (state,) = self._states.initial(layer)
         rows = x.new_empty(len(x) + len(self._before), x.shape[1])
         rows[self._before] = state.flatten(0, 1).to(x.dtype)
         rows[self._own] = x
         out = x * weight[:, -1]
         for tap in range(self._back):
             out.addcmul_(rows[self._own - (self._back - tap)], weight[:, tap])
-        self._states.keep(layer, (rows[self._kept],))
-        return out if bias is None else out.add_(bias)
+        return out if bias is None else out.add_(bias), rows[self._kept]

@@ -1,0 +1,71 @@
+"""A layer of Mamba-2: a gated recurrence behind a short convolution, and no MLP."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .config import Arch
+from .layers import Block, Builder, Step
+from .linear import Linear
+from .packed import Gemm, PackedLinear
+from .weights import Weights
+
+
+class SsmLayer(Block):
+    """h + out(norm(scan(conv(x, B, C), dt)) gated by z), with z, x, B, C and dt from one projection.
+
+    After `Mamba2Mixer` of transformers.
+    """
+
+    def __init__(self, arch: Arch, index: int, weights: Weights, recurrent: int) -> None:
+        """`recurrent` counts layers of this kind."""
+        ssm = arch.layers[index].ssm
+        assert ssm is not None, "a layer without a recurrence"
+        self.ssm, self.recurrent, self.eps = ssm, recurrent, arch.norm_eps
+        build = Builder(arch, weights, f"{arch.family.root}.layers.{index}.")
+        self.norm = build.norm("norm")
+        name = build.named("mixer")
+
+        def linear(part: str, rows: int, columns: int) -> Linear:
+            weight = weights.matrix({f"{name}.{part}.weight": rows}, columns)
+            return Linear(weight, weights.vector({f"{name}.{part}.bias": rows}) if ssm.bias else None)
+
+        self.project = linear("in_proj", ssm.inner + ssm.channels + ssm.heads, arch.hidden)
+        self.out = linear("out_proj", arch.hidden, ssm.inner)
+        self.filter = weights.tensor(f"{name}.conv1d.weight", ssm.channels, 1, ssm.kernel)[:, 0]
+        self.filter_bias = weights.vector({f"{name}.conv1d.bias": ssm.channels}) if ssm.conv_bias else None
+        self.gated_norm = weights.vector({f"{name}.norm.weight": ssm.inner})
+        self.log_rate, self.skip, self.dt_bias = (
+            weights.vector({f"{name}.{part}": ssm.heads}) for part in ("A_log", "D", "dt_bias")
+        )
+
+    def pack(self, gemm: Gemm) -> None:
+        """See `Block.pack`."""
+        self.project, self.out = PackedLinear(gemm, self.project), PackedLinear(gemm, self.out)
+
+    def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
+        """h [T, hidden] -> [T, hidden]; the first such layer may turn it to float32."""
+        x = F.rms_norm(h.to(self.norm.dtype), h.shape[1:], self.norm, self.eps)
+        if self.ssm.float_residual:
+            h = h.float()
+        mixed = self._mix(x, step)
+        return self.out.add_to(h, mixed) if h.dtype == mixed.dtype else h + self.out(mixed)
+
+    def _mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        ssm, states = self.ssm, step.states
+        assert states is not None and step.conv is not None and step.scan is not None, "a step without states"  # noqa: PT018
+        before, state = states.initial(self.recurrent)
+        z, xbc, dt = torch.split(self.project(x), [ssm.inner, ssm.channels, ssm.heads], dim=1)
+        xbc, inputs = step.conv(xbc, before, self.filter, self.filter_bias)
+        width = ssm.groups * ssm.state
+        own, b, c = torch.split(F.silu(xbc).float(), [ssm.inner, width, width], dim=1)
+        own = own.view(-1, ssm.heads, ssm.head_dim)
+        b, c = (part.view(-1, ssm.groups, ssm.state).repeat_interleave(ssm.heads // ssm.groups, 1) for part in (b, c))
+        dt = F.softplus(dt + self.dt_bias).clamp(*ssm.limits).float()
+        y, kept = step.scan(own, dt, -self.log_rate.float().exp(), b, c, state)
+        states.keep(self.recurrent, (inputs, kept))
+        y = (y + own * self.skip.float()[:, None]).flatten(1) * F.silu(z.float())
+        groups = y.view(-1, ssm.groups, ssm.inner // ssm.groups)
+        y = F.rms_norm(groups, groups.shape[-1:], None, self.eps).flatten(1)
+        return self.gated_norm * y.to(x.dtype)
