@@ -61,6 +61,17 @@ def test_pages_round_down() -> None:
     assert bench.prefilled == 8 + 4 * 2
 
 
+@pytest.mark.parametrize(("shared", "waits"), [(1, False), (2, False), (3, True)])
+def test_a_fiftieth_of_a_prompt_is_not_worth_a_step(shared: int, waits: bool) -> None:
+    bench = Bench()
+    prompts = [[*text(0, shared), 800 + i, *text(i + 1, 120 - shared)] for i in range(4)]
+    requests = [bench.add(prompt, out=2, group="g") for prompt in prompts]
+    bench.step()
+    assert [request.state for request in requests[1:]] == [State.WAITING if waits else State.RUNNING] * 3
+    bench.drain()
+    assert bench.prefilled <= 1.02 * minimum(prompts)
+
+
 def test_undeclared_short_prefixes_do_not_wait() -> None:
     """A step's delay is not worth a few tokens, unless the caller says so."""
     for groups in ([None, None], ["a", "b"], ["a", None]):
