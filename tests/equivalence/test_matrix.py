@@ -15,18 +15,21 @@ COUNT = 24
 PROMPTS = prompts(8)
 
 
-def check(folder: Path, *, drafter: str | None = None, pool: int = 4096, **sections: Any) -> dict[str, Any]:
-    """Run the prompts cold, then warm; both must equal the reference. Returns the engine's stats."""
-    reference = tiny_reference(folder)
-    truth = [reference.greedy(prompt, COUNT) for prompt in PROMPTS]
-    texts = [[*prompt, *tokens] for prompt, (tokens, _) in zip(PROMPTS, truth, strict=True)]
+def check(
+    folder: Path, *, drafter: str | None = None, pool: int = 4096, most: int = 8, **sections: Any
+) -> dict[str, Any]:
+    """Run `most` of the prompts cold, then warm; both must equal the reference. Returns the engine's stats."""
+    reference, texts = tiny_reference(folder), PROMPTS[:most]
+    reference.learn(texts, COUNT)
+    truth = [reference.greedy(prompt, COUNT) for prompt in texts]
+    known = [[*prompt, *tokens] for prompt, (tokens, _) in zip(texts, truth, strict=True)]
     sections["cache"] = {"tokens": pool, **sections.get("cache", {})}
     page = sections["cache"].get("page_size", 1)
     shares = sections["cache"].get("use", "radix") != "chunk"
-    with engine(folder, drafter=drafter, texts=texts, **sections) as running:
+    with engine(folder, drafter=drafter, texts=known, **sections) as running:
         for warm in (False, True):
-            results = running.generate(PROMPTS, greedy(COUNT))
-            for result, (tokens, margins), prompt in zip(results, truth, PROMPTS, strict=True):
+            results = running.generate(texts, greedy(COUNT))
+            for result, (tokens, margins), prompt in zip(results, truth, texts, strict=True):
                 what = f"{'warm' if warm else 'cold'} prompt of {len(prompt)}"
                 assert_same(result.token_ids, tokens, margins, what)
                 if warm and pool >= 4096:  # a cache that never hits is equal too
@@ -41,8 +44,15 @@ def check(folder: Path, *, drafter: str | None = None, pool: int = 4096, **secti
     return stats
 
 
-AXES = (["radix", "chunk", "swa"], [1, 4], [1, 16, 512], [None, "Right", "Wrong", "Tree"], ["off", "on"])
-NAMES = ("cache", "page", "chunk", "drafter", "overlap")
+AXES = (
+    ["llama", "gemma3", "mistral"],
+    ["radix", "chunk", "swa"],
+    [1, 4],
+    [1, 16, 512],
+    [None, "Right", "Wrong", "Tree"],
+    ["off", "on"],
+)
+NAMES = ("arch", "cache", "page", "chunk", "drafter", "overlap")
 
 
 def run_combination(folder: Path, cache: str, page: int, chunk: int, drafter: str | None, overlap: str) -> None:
@@ -63,7 +73,6 @@ def run_combination(folder: Path, cache: str, page: int, chunk: int, drafter: st
         assert stats["moved_kv_bytes"] == 0
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral"])
 @pytest.mark.parametrize(NAMES, pairwise(*AXES))
 def test_pairs_of_features(
     tiny_model: Callable[[str], Path], arch: str, cache: str, page: int, chunk: int, drafter: str | None, overlap: str
@@ -73,7 +82,6 @@ def test_pairs_of_features(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mistral"])
 @pytest.mark.parametrize(NAMES, list(itertools.product(*AXES)))
 def test_all_combinations(
     tiny_model: Callable[[str], Path], arch: str, cache: str, page: int, chunk: int, drafter: str | None, overlap: str
@@ -81,7 +89,7 @@ def test_all_combinations(
     run_combination(tiny_model(arch), cache, page, chunk, drafter, overlap)
 
 
-@pytest.mark.parametrize(("cache", "page", "overlap", "drafter"), pairwise(*(AXES[i] for i in (0, 1, 4, 3))))
+@pytest.mark.parametrize(("cache", "page", "overlap", "drafter"), pairwise(*(AXES[i] for i in (1, 2, 5, 4))))
 def test_retraction_changes_nothing(
     tiny_model: Callable[[str], Path], cache: str, page: int, overlap: str, drafter: str | None
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from equivalence.harness import TOYS, assert_same, greedy, prompts, tiny_reference
+from equivalence.harness import TOYS, assert_same, greedy, pairwise, prompts, tiny_reference
 from phloem import SamplingParams
 from phloem.batch import Plan
 from phloem.config import load_config
@@ -137,9 +137,9 @@ def test_running_ahead_never_pauses_for_the_host(llama: Path) -> None:
         assert_same(stepper.tokens(name), *tiny_reference(llama).greedy(prompt, 12))
 
 
-@pytest.mark.parametrize(("overlap", "page"), [("off", 1), ("off", 4), ("on", 1), ("on", 4)])
-@pytest.mark.parametrize("chunk", [1, 5, 64])
-@pytest.mark.parametrize("drafter", ["Right", "Tree", "Wrong"])
+@pytest.mark.parametrize(
+    ("drafter", "chunk", "overlap", "page"), pairwise(["Right", "Tree", "Wrong"], [1, 5, 64], ["off", "on"], [1, 4])
+)
 def test_a_draft_is_verified_with_the_end_of_the_prompt(
     llama: Path, drafter: str, chunk: int, overlap: str, page: int
 ) -> None:
