@@ -62,9 +62,10 @@ def build_parts(config: Config) -> Parts:
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     dtype = _DTYPES[model.spec.dtype]
     drafters = [(section.use, make("spec", section, extras={"path": model.path})) for section in config.spec]
-    keeping = [(name, each) for name, each in drafters if "kv" in getattr(each, "capabilities", ())]
-    memory = plan_memory(config, use, model.spec, groups, dtype.itemsize, device, ahead=ahead, drafters=keeping)
-    for _, each in keeping:
+    drafting = Drafting(drafters, model.spec.vocab_size)
+    keep = drafting.keepers
+    memory = plan_memory(config, use, model.spec, groups, dtype.itemsize, device, ahead=ahead, drafters=keep)
+    for _, each in keep:
         each.allocate(each.kv_tokens or memory.tokens, config.schedule.max_running)
     pages = [1 if group.states else config.cache.page_size for group in groups]
     pools = tuple(SlotPool(slots // page, page) for slots, page in zip(memory.slots, pages, strict=True))
@@ -76,7 +77,6 @@ def build_parts(config: Config) -> Parts:
     most = max(1, int(limits.hold_share * memory.snapshots)) if memory.snapshots else None
     holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s, most=most)
     ledger = _ledger(cache, groups, pools, kv, holds, limits, memory)
-    drafting = Drafting(drafters, model.spec.vocab_size)
     processors = {sampler_name(section.use): make("sampler", section) for section in config.samplers}
     policy = make("schedule", limits)
     if "listens" in policy.capabilities:

@@ -65,3 +65,12 @@ class HoldsKV(Protocol):
 
     def allocate(self, tokens: int, requests: int) -> None:
         """Take memory for so many tokens, and room for so many texts at a time. Called once, before any proposal."""
+
+    def usage(self) -> dict[str, int]:
+        """Its slots: total, free, evictable, protected and leased."""
+
+    def reset(self) -> None:
+        """Drop all that is cached and belongs to no running request."""
+
+    def check(self) -> None:
+        """Verify that every slot has exactly one owner; raises AssertionError. After every step, in tests."""

@@ -22,7 +22,7 @@ from .drafts import Draft, merge
 from .draws import Chance, Draws
 from .errors import StepError
 from .features import Seen, SeesStates
-from .interfaces import BatchedDrafter, DraftContext, Drafter, Matcher
+from .interfaces import BatchedDrafter, DraftContext, Drafter, HoldsKV, Matcher
 from .request import Namespace, Request
 
 CANONICAL = "forced text was accepted without asking the model (forcing: canonical)"
@@ -103,6 +103,11 @@ class Drafting:
         self._threads = {
             name: Deadline(name, LIMIT_S) for name, drafter in self.drafters if "inline" not in _capabilities(drafter)
         }
+
+    @property
+    def keepers(self) -> list[tuple[str, HoldsKV]]:
+        """Those with K and V of their own."""
+        return [(name, cast(HoldsKV, each)) for name, each in self.drafters if "kv" in _capabilities(each)]
 
     @property
     def sizable(self) -> bool:

@@ -377,6 +377,7 @@ class EngineCore:
             "moved_kv_bytes": self.ledger.kv.moved_bytes,
             "grammar": self.parts.grammars.stats(),
             "drafter_failures": dict(self.parts.drafting.failures),
+            "drafters": {name: each.usage() for name, each in self.parts.drafting.keepers},
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),
             "groups": self.ledger.usage(self.scheduler.running),
@@ -386,11 +387,15 @@ class EngineCore:
         """Prove that every slot has exactly one owner. Raises AssertionError."""
         self.ledger.check(self.scheduler.running)
         self.pins.check()
+        for _, each in self.parts.drafting.keepers:
+            each.check()
 
     def flush_cache(self) -> None:
         """Drop all cached state that no request uses and no pin keeps, in memory of any kind, and all holds."""
         self.ledger.holds.clear()
         self.ledger.cache.reset()
+        for _, each in self.parts.drafting.keepers:
+            each.reset()
         if self.ledger.tiers is not None:
             self.ledger.tiers.clear()
 

@@ -89,9 +89,16 @@ class Texts:
         if text is not None:
             self._give_up(text)
 
+    def usage(self) -> dict[str, int]:
+        """Slots, by who has them."""
+        return self._ledger.usage(self._running())[0]
+
     def check(self) -> None:
-        """Every slot has one owner. Raises AssertionError; for tests."""
-        self._ledger.check([text.request for text in self._texts.values() if text.request.lease is not None])
+        """Every slot has one owner. Raises AssertionError."""
+        self._ledger.check(self._running())
+
+    def _running(self) -> list[Request]:
+        return [text.request for text in self._texts.values() if text.request.lease is not None]
 
     def _displace(self) -> bool:
         """Take the slots of the text not asked about for longest, and of none that is being asked about."""

@@ -134,6 +134,18 @@ class DraftDrafter:
         self._model.allocate(tokens, requests)
         self.texts = Texts(self._model.ledger, self._vocabulary, self._model.spec.context_length)
 
+    def usage(self) -> dict[str, int]:
+        """As `HoldsKV`."""
+        return self.texts.usage()
+
+    def reset(self) -> None:
+        """As `HoldsKV`."""
+        self._model.ledger.cache.reset()
+
+    def check(self) -> None:
+        """As `HoldsKV`."""
+        self.texts.check()
+
     def propose(self, context: DraftContext, budget: int) -> Draft | None:
         """For one request."""
         return self.propose_all([context], [budget])[0]

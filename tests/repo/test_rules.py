@@ -38,7 +38,7 @@ PARTS = {
     # What drafters are asked and propose, how much of it pays at the present batch, drafters that fail or hang, and how
     # drafts are verified, in both ways.
     "drafts": (
-        880,
+        900,
         ("drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "features", "verifier", "deadline"),
     ),
     # How many slots of which kind there are, asked once; and those of recurrent states, which only the ledger knows.
