@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
 from phloem import Engine, SamplingParams
@@ -233,8 +234,8 @@ def test_choices_are_scored_one_chain_after_another(tiny_model: TinyModel, arch:
             alone = [running.score(text, [choice])[0] for choice in choices]
             for mine, theirs in zip(running.score(text, choices), alone, strict=True):
                 assert mine == pytest.approx(theirs, abs=1e-4)
-            logits = tiny_reference(folder).model(_row([*text, *choices[2]])).logits[0].log_softmax(-1)
-            expected = [float(logits[len(text) - 1 + i, token]) for i, token in enumerate(choices[2])]
+            logprobs = _logprobs(folder, [*text, *choices[2]])
+            expected = [float(logprobs[len(text) - 1 + i, token]) for i, token in enumerate(choices[2])]
             assert alone[2] == pytest.approx(expected, abs=1e-3)
         all_back(running)
 
@@ -268,7 +269,42 @@ def test_the_default_and_what_is_refused(tiny_model: TinyModel) -> None:
     assert "schedule.max_running" in str(caught.value)
 
 
-def _row(tokens: Sequence[int]) -> Any:
-    import torch
+@pytest.mark.parametrize(("arch", "page"), [("lfm2", 1), ("mamba2", 4)])
+def test_grammars_and_text_drafters_on_a_chain(tiny_model: TinyModel, arch: str, page: int) -> None:
+    """What a grammar forces and what repeats is drafted; the output is that of masked decoding without drafts."""
+    folder, texts = tiny_model(arch), [text * 2 for text in prompts(3, high=20)]
+    pattern = r"(the|a) (quick|slow) (fox|dog)s?( and so on)?\."
+    params = [SamplingParams(temperature=0.0, max_tokens=40, regex=pattern), greedy(30)]
+    grammar = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
+    with engine(folder, grammar=grammar, spec=[], cache={"use": "chunk"}) as plain:
+        expected = [[result.token_ids for result in plain.generate(texts, each)] for each in params]
+    spec = [{"use": "grammar"}, {"use": "ngram"}]
+    with engine(folder, grammar=grammar, spec=spec, cache={"use": "hybrid", "page_size": page}) as running:
+        for _ in ("cold", "warm"):
+            got = [[result.token_ids for result in running.generate(texts, each)] for each in params]
+            assert got == expected
+        assert running.stats()["accepted_tokens"] > 0
+        all_back(running)
 
-    return torch.tensor([list(tokens)])
+
+@pytest.mark.parametrize(("arch", "drafter"), [("lfm2", "Right"), ("mamba2", None)])
+def test_logprobs_of_prompts_and_outputs(tiny_model: TinyModel, arch: str, drafter: str | None) -> None:
+    """Warm too, when a prompt whose log-probabilities are owed is run from its start."""
+    folder, text = tiny_model(arch), prompts(1, low=30, high=30)[0]
+    truth = [*text, *tiny_reference(folder).greedy(text, 12)[0]]
+    logprobs = _logprobs(folder, truth)
+    with engine(folder, drafter=drafter, texts=[truth], cache={"use": "hybrid"}, schedule={"chunk": 8}) as running:
+        for _ in ("cold", "warm"):
+            result = running.generate(text, greedy(12, logprobs=0, prompt_logprobs=0))
+            got = [*(result.prompt_logprobs or [])[1:], *(result.logprobs or [])]
+            assert [entry.token_id for entry in got] == truth[1:]
+            for at, entry in enumerate(got):
+                assert entry.logprob == pytest.approx(float(logprobs[at, truth[at + 1]]), abs=1e-3)
+        all_back(running)
+
+
+@torch.inference_mode()
+def _logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
+    """The reference's, [len(tokens), vocab]."""
+    logits: torch.Tensor = tiny_reference(folder).model(torch.tensor([list(tokens)])).logits[0]
+    return logits.float().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Model `native`: Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 3 (text) and LFM2 in a few hundred lines of torch."""
+"""Model `native`: Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 3 (text), LFM2 and Mamba-2 in plain torch."""
 
 from .model import NativeModel
 

@@ -9,7 +9,7 @@ from typing import Any
 from phloem.errors import ModelError
 
 from .families import FAMILIES, Family
-from .mamba2 import Ssm, ssm_of
+from .mamba2 import Ssm, ssm_of, ssm_problem
 from .rope import Rope, rope_problem
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
@@ -122,11 +122,20 @@ def _layers(values: Mapping[str, Any], family: Family) -> tuple[LayerArch, ...]:
     ropes = {kind: _rope(values, kind) if kind.endswith("attention") else None for kind in sorted(set(types))}
     window = _integer(values, "sliding_window") if "sliding_attention" in types else None
     kernel = _integer(values, "conv_L_cache") if "conv" in types else None
-    ssm = ssm_of(values) if "mamba2" in types else None
+    ssm = _ssm(values) if "mamba2" in types else None
     return tuple(
         LayerArch(window if kind == "sliding_attention" else None, ropes[kind], kernel if kind == "conv" else None, ssm)
         for kind in types
     )
+
+
+def _ssm(values: Mapping[str, Any]) -> Ssm:
+    for key in ("n_groups", "state_size", "conv_kernel"):
+        _integer(values, key)
+    problem = ssm_problem(values)
+    if problem:
+        raise ModelError(f"{values['model_type']}: {problem}")
+    return ssm_of(values)
 
 
 def _layer_types(values: Mapping[str, Any], count: int) -> list[str]:

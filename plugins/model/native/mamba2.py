@@ -52,7 +52,20 @@ def mamba2_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         "rms_norm_eps": config.get("layer_norm_epsilon", 1e-5),
         "max_position_embeddings": config.get("max_position_embeddings", CONTEXT),
         "layer_types": ["mamba2"] * int(config.get("num_hidden_layers") or 0),
+        "n_groups": config.get("n_groups", 8),
+        "state_size": config.get("state_size", 128),
+        "conv_kernel": config.get("conv_kernel", 4),
     }
+
+
+def ssm_problem(config: Mapping[str, Any]) -> str | None:
+    """Why a config that `mamba2_config` has read means nothing, or None."""
+    heads, groups, inner = config["num_attention_heads"], config["n_groups"], config["intermediate_size"]
+    if heads * config["head_dim"] != inner:
+        return f"{heads} heads of {config['head_dim']} are not the {inner} that the hidden size expands to"
+    if heads % groups:
+        return f"{heads} heads cannot share {groups} groups evenly"
+    return None
 
 
 def ssm_of(config: Mapping[str, Any]) -> Ssm:
@@ -61,9 +74,9 @@ def ssm_of(config: Mapping[str, Any]) -> Ssm:
     return Ssm(
         heads=int(config["num_attention_heads"]),
         head_dim=int(config["head_dim"]),
-        groups=int(config.get("n_groups", 8)),
-        state=int(config.get("state_size", 128)),
-        kernel=int(config.get("conv_kernel", 4)),
+        groups=int(config["n_groups"]),
+        state=int(config["state_size"]),
+        kernel=int(config["conv_kernel"]),
         bias=bool(config.get("use_bias", False)),
         conv_bias=bool(config.get("use_conv_bias", True)),
         limits=(float(low), float(high)),
