@@ -17,6 +17,7 @@ TORCH_INDEX ?= $(file < $(STAMPS)/torch-index)
 TORCH_PIN   := $(shell grep '^torch==' constraints.txt)
 # The stamp's name says which torch is installed, so that another pin or index installs again and nothing else does.
 TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s %s' '$(TORCH_PIN)' '$(TORCH_INDEX)' | cksum | cut -d' ' -f1)
+# Modules are compiled when they are first imported: of all that is installed that takes a minute, of what is used seconds.
 PIP := $(PY) -m pip --disable-pip-version-check
 
 .PHONY: help install serve test test-slow lint check bench docs clean
@@ -40,15 +41,15 @@ $(STAMPS)/venv:
 # --no-deps keeps TORCH_INDEX to torch alone; what torch needs comes with the next step.
 $(TORCH_STAMP): | $(STAMPS)/venv
 	@test -n '$(TORCH_PIN)' || { echo 'constraints.txt does not pin torch' >&2; exit 1; }
-	$(PIP) install --no-deps $(if $(wildcard $(STAMPS)/torch-*),--force-reinstall) \
+	$(PIP) install --no-compile --no-deps $(if $(wildcard $(STAMPS)/torch-*),--force-reinstall) \
 		$(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH_PIN)'
 	@rm -f $(STAMPS)/torch-*
 	@printf '%s' '$(TORCH_INDEX)' > $(STAMPS)/torch-index
 	@touch $@
 
 $(STAMPS)/install: pyproject.toml constraints.txt $(TORCH_STAMP)
-	$(PIP) install -c constraints.txt hatchling editables
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]'
+	$(PIP) install --no-compile -c constraints.txt hatchling editables
+	$(PIP) install --no-compile -c constraints.txt --no-build-isolation -e '.[all,dev]'
 	@touch $@
 
 install: $(STAMPS)/install
