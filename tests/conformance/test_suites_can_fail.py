@@ -350,7 +350,40 @@ class Rereads(FakeDrafter):
         return Draft.chain([max(sorted(context.tokens.tolist() * 50))])
 
 
+class Chooses(FakeDrafter):
+    """Says that it draws, and takes what it likes."""
+
+    capabilities = frozenset({"drawn"})
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([1])
+
+
+class Hesitates(FakeDrafter):
+    """Says that it draws, and never does."""
+
+    capabilities = frozenset({"drawn"})
+
+
+class Confuses(FakeDrafter):
+    """Tells one request what another was to be told."""
+
+    capabilities = frozenset({"batched"})
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        return Draft.chain([context.tokens[0]])
+
+    def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> list[Draft | None]:
+        return [self.propose(context, budget) for context, budget in zip(contexts, budgets, strict=True)][::-1]
+
+
 def test_spec() -> None:
+    with pytest.raises(AssertionError, match="its 1 nodes were not drawn"):
+        suite(SpecSuite, Chooses).test_draws_what_it_proposes()
+    with pytest.raises(AssertionError, match="it never drew anything"):
+        suite(SpecSuite, Hesitates).test_draws_what_it_proposes()
+    with pytest.raises(AssertionError):
+        suite(SpecSuite, Confuses).test_many_at_once_as_one_by_one()
     with pytest.raises(AssertionError, match="proposes no siblings"):
         suite(SpecSuite, Branches).test_drafts_are_trees_within_budget(3, 3)
     with pytest.raises(AssertionError, match="namespace b knows of a"):

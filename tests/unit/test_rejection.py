@@ -13,6 +13,8 @@ import sampling_rig as rig
 from test_verifier import MODEL, PARAMS, allowed_by, plain_probability
 
 from phloem.config import load_config
+from phloem.draft_cost import VerifyCost
+from phloem.draft_size import Sizer
 from phloem.drafting import Drafting
 from phloem.drafts import Draft, merge
 from phloem.draws import Chance, Dice, Draws, Floats
@@ -241,6 +243,28 @@ def test_behind_a_leader_nothing_is_drawn() -> None:
     assert draft is not None
     assert len(draft) == 2
     assert draft.drawn is None
+
+
+def test_how_deep_it_goes_is_settled_before_anything_is_drawn() -> None:
+    """By what rows cost and what was accepted before: what is drawn has no say in it, and nothing of it is cut."""
+    made = drafting(Drawing(depth=4), Dice(1))
+    made.sizer = Sizer(VerifyCost([(1, 1.0), (128, 1.01)]))
+    free = made.propose(rig.make_request(), 4)
+    assert free is not None
+    assert free.drawn is not None
+    assert len(free) == 4
+    made.sizer = Sizer(VerifyCost([(1, 1.0), (128, 128.0)]))
+    drafter = made.drafters[0][1]
+    asked: list[tuple[bool, int]] = []
+    propose = drafter.propose
+
+    def noted(context: DraftContext, budget: int) -> Draft | None:
+        asked.append((context.draws is not None, budget))
+        return propose(context, budget)
+
+    drafter.propose = noted  # type: ignore[method-assign]
+    assert made.propose(rig.make_request(), 4) is None
+    assert asked == [(False, 2)]  # to learn whether it would pay: what is not verified need not be drawn
 
 
 # --- the classical mistakes
