@@ -21,6 +21,7 @@ GIB = 1024**3
 # `size: auto` takes this share of the memory that is free once the weights are loaded, up to AUTO_MOST_BYTES on a CPU.
 AUTO_SHARE_CPU, AUTO_SHARE_GPU = 0.25, 0.85
 AUTO_MOST_BYTES = 4 * GIB
+NUMBER_BYTES = 12  # of a token without K and V: in the tree its id and its slot, and its place in the free list
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class _Split:
             f"{size:,} tokens{f' of window {group.window:,}' if group.window and len(self.groups) > 1 else ''}"
             f" x {each:,} bytes"
             for group, size, each in zip(self.groups, self.sizes(tokens), self.bytes, strict=True)
-            if each and not group.states
+            if group.layers
         ]
         if self.groups[-1].states:
             (total, snapshots), page = self.states(tokens), self.config.cache.page_size
@@ -115,7 +116,7 @@ class _Split:
             f"{each.kv_tokens or tokens:,} tokens x {each.kv_bytes:,} bytes for spec.{name}"
             for name, each in self.drafters
         ]
-        kept = "states" if not any(self.bytes[:-1]) and self.groups[-1].states else "KV"
+        kept = "KV" if any(group.layers for group in self.groups) else "states"
         return f"{' + '.join(parts)} = {self.cost(tokens) / GIB:.2f} GiB of {kept}"
 
 
@@ -138,6 +139,7 @@ def plan_memory(
     each = [
         sum(spec.layers[i].floats_per_token for i in group.layers) * element_bytes
         + sum(spec.states[i].floats for i in group.states) * 4  # they are float32
+        + (0 if group.layers or group.states else NUMBER_BYTES)
         for group in groups
     ]
     split = _Split(config, groups, each, ahead, drafters)
@@ -184,7 +186,8 @@ def _tokens(split: _Split, free: int, device: torch.device) -> int:
     if cache.size != "auto":
         return split.fit(cache.size)
     if device.type == "cpu":
-        return split.fit(min(int(free * AUTO_SHARE_CPU), AUTO_MOST_BYTES))
+        most = max(AUTO_MOST_BYTES, 2 * split.cost(cache.page_size))  # the states of running requests may be large
+        return split.fit(min(int(free * AUTO_SHARE_CPU), most))
     return split.fit(int(free * AUTO_SHARE_GPU))
 
 

@@ -39,10 +39,21 @@ def traffic(running: Engine, seed: int, requests: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("overlap", "page", "drafter"), [("off", 1, None), ("off", 4, "Wrong"), ("on", 1, "Wrong")])
-def test_ten_thousand_requests(tiny_model: Callable[[str], Path], overlap: str, page: int, drafter: str | None) -> None:
+@pytest.mark.parametrize(
+    ("arch", "overlap", "page", "drafter"),
+    [
+        ("llama", "off", 1, None),
+        ("llama", "off", 4, "Wrong"),
+        ("llama", "on", 1, "Wrong"),
+        ("lfm2", "on", 4, "Wrong"),
+        ("mamba2", "off", 1, None),
+    ],
+)
+def test_ten_thousand_requests(
+    tiny_model: Callable[[str], Path], arch: str, overlap: str, page: int, drafter: str | None
+) -> None:
     """what-breaks 24: memory in use climbs with the number of requests served."""
-    folder = tiny_model("llama")
+    folder = tiny_model(arch)
     sections = {
         "cache": {"tokens": 240, "page_size": page},
         "schedule": {"chunk": 16, "max_running": 8},
@@ -67,7 +78,7 @@ def test_ten_thousand_requests(tiny_model: Callable[[str], Path], overlap: str, 
         assert not failed
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150_000  # KiB
         stats = running.stats()
-        assert stats["retractions"] > 0
+        assert stats["retractions"] > 0 or arch != "llama"
         assert stats["evicted_tokens"] > 0
         assert stats["running"] == stats["waiting"] == 0
         for prompt in prompts(4):
