@@ -146,10 +146,12 @@ class Component:
     """
 
     api = 1
-    capabilities: ClassVar[frozenset[str]] = frozenset({"full", "window"})  # kinds of groups that it can serve
+    capabilities: ClassVar[frozenset[str]] = frozenset({"window"})  # kinds of groups that it can serve
     requires: ClassVar[tuple[str, ...]] = ("cache:components",)
 
-    bounds: ClassVar[bool] = True  # matches may end early for want of its state: it has tombstones
+    # Matches may end early for want of its state: it has tombstones. Where it is False the tree's own locks protect the
+    # whole path of a lease, and `reach`, `ends`, `lock`, `unlock` and `narrow` are not called.
+    bounds: ClassVar[bool] = True
     divisible: ClassVar[bool] = True  # slots are tokens': a node may lose some of them
     run: ClassVar[type[Run]] = Run
 

@@ -162,7 +162,8 @@ class CacheSection(PluginSection):
     """Where KV is kept, and what of it is shared."""
 
     use: str = "auto"
-    """Cache plugin; `auto` takes `radix`, or `swa` for models with sliding windows."""
+    """Cache plugin; `auto` takes `radix`, `swa` for models with sliding windows, `hybrid` for those with recurrent
+    layers."""
     page_size: Annotated[Size, Field(ge=1)] = 1
     """Consecutive slots per page, in tokens."""
     size: AutoSize = "auto"

@@ -129,8 +129,9 @@ class TreeCache(ABC):
 
     def narrow(self, lease: Lease, start: int, group: int) -> None:
         """See `Narrows.narrow`."""
-        held = self._held(lease)
-        held.lows[group] = self._components[group].narrow(held.node, held.lows[group], start)
+        held, part = self._held(lease), self._components[group]
+        if part.bounds:
+            held.lows[group] = part.narrow(held.node, held.lows[group], start)
 
     def used(self, lease: Lease, found: int, priority: int) -> None:
         """Count a use of the leased path; see `CountsUses.used`."""
@@ -163,7 +164,8 @@ class TreeCache(ABC):
         if shared > start:
             self._merge(anchor, node, slots, cuts)
         if shared < end:
-            node = self._extend(node, tokens, slots, sorted({cut for cut in cuts if shared < cut < end} | {end}))
+            ends = sorted({cut for cut in cuts if shared < cut < end}) if cuts else []
+            node = self._extend(node, tokens, slots, [*ends, end])
             self._flush(changed=True)
             for listener in self._listeners:
                 listener.stored(namespace, tokens[:end], shared)
@@ -316,7 +318,9 @@ class TreeCache(ABC):
 
     def _hold(self, node: Node) -> TreeLease:
         self._tree.lock(node)
-        lease = TreeLease(node, [part.lock(node) for part in self._components])
+        lease = TreeLease(node, [0] * len(self._components))
+        for part in self._bounded:
+            lease.lows[part.index] = part.lock(node)
         self._leases.add(lease)
         return lease
 
@@ -324,8 +328,8 @@ class TreeCache(ABC):
         """Unlock a lease's path; `ends`: its holder leaves it, else it has a longer one."""
         self._leases.remove(held)
         self._tree.unlock(held.node, now)
-        for part, low in zip(self._components, held.lows, strict=True):
-            part.unlock(held.node, low, now if ends else None)
+        for part in self._bounded:
+            part.unlock(held.node, held.lows[part.index], now if ends else None)
 
     def _held(self, lease: Lease) -> TreeLease:
         if not isinstance(lease, TreeLease) or lease not in self._leases:
@@ -333,14 +337,13 @@ class TreeCache(ABC):
         return lease
 
     def _gather(self, lease: TreeLease, start: int) -> tuple[IntArray, ...]:
-        return tuple(
-            part.gather(lease.node, low, start) for part, low in zip(self._components, lease.lows, strict=True)
-        )
+        return tuple([part.gather(lease.node, lease.lows[part.index], start) for part in self._components])
 
     def _flush(self, *, changed: bool = False) -> None:
         """Give back what has left the tree."""
         for part in self._components:
-            changed |= part.flush() > 0
+            if part.freed:
+                changed |= part.flush() > 0
         self.version += changed
 
 

@@ -22,17 +22,6 @@ class Full(Component):
     requires: ClassVar[tuple[str, ...]] = ()  # the default goes with every cache
     bounds: ClassVar[bool] = False
 
-    def reach(self, bottom: TreeNode, end: int) -> int:
-        """All of it: a node in the tree has its slots."""
-        return end
-
-    def lock(self, node: TreeNode) -> int:
-        """The tree's lock protects the path."""
-        return 0
-
-    def unlock(self, node: TreeNode, low: int, now: int | None) -> None:
-        """The tree's."""
-
     def gather(self, node: TreeNode, low: int, start: int) -> IntArray:
         """See `Component.gather`."""
         parts: list[IntArray] = []

@@ -114,9 +114,9 @@ class Tree:
             child = node.children.get(tokens[at] if page == 1 else page_key(tokens, at, page))
             if child is None:
                 break
-            key = child.key
+            key, left = child.key, end - at
             size = len(key)
-            same = common_prefix(key, tokens, at, min(size, end - at))
+            same = common_prefix(key, tokens, at, size if size < left else left)
             if same < size:
                 return node, child, same // page * page
             node = child
