@@ -63,8 +63,7 @@ def test_pages_are_rounded(llama: Path) -> None:
         assert running.stats()["prefill_tokens"] == 12 + 5 * 2
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
 def test_a_hold_survives_other_traffic(llama: Path, page: int, overlap: str) -> None:
     reference = tiny_reference(llama)
     sections = {"cache": {"tokens": 512, "page_size": page}, "engine": {"overlap": overlap}}
@@ -87,8 +86,7 @@ def test_a_hold_survives_other_traffic(llama: Path, page: int, overlap: str) -> 
             assert running.stats()["groups"][0]["protected"] == 0
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
 def test_holds_go_before_anything_is_retracted(llama: Path, page: int, overlap: str) -> None:
     sections = {"cache": {"tokens": 256, "page_size": page}, "engine": {"overlap": overlap}}
     with engine(llama, schedule={"hold_share": 1.0}, **sections) as running:
@@ -125,8 +123,7 @@ def test_a_hold_expires(llama: Path) -> None:
         assert running.stats()["groups"][0]["protected"] == 0
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
 def test_calls_aborted_after_any_step_leave_no_hold(llama: Path, page: int, overlap: str) -> None:
     bench = Stepper(llama, cache={"page_size": page}, schedule={"chunk": 8}, engine={"overlap": overlap})
     for steps in range(12):
@@ -139,8 +136,7 @@ def test_calls_aborted_after_any_step_leave_no_hold(llama: Path, page: int, over
     assert bench.all_free()
 
 
-@pytest.mark.parametrize("overlap", ["off", "on"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
 def test_a_turn_that_is_aborted_or_too_long_leaves_the_held_one_right(llama: Path, page: int, overlap: str) -> None:
     """what-breaks 25: a held path goes on as if the turn had never been asked for."""
     reference = tiny_reference(llama)

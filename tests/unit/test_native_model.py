@@ -242,7 +242,7 @@ def test_older_configs_mean_the_same(arch: str, tiny_model: TinyModel) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+@pytest.mark.parametrize("name", ["smollm2-135m", pytest.param("gemma3-270m", marks=pytest.mark.slow)])
 def test_real_logits_equal_transformers(name: str, hf_folder: Callable[[str], Path]) -> None:
     """Prompts on both sides of Gemma's window of 512, in two chunks."""
     model = load(hf_folder(name))

@@ -199,7 +199,7 @@ def test_any_order_of_pins(tiny_model: Tiny, arch: str, use: str, page: int) -> 
         engine={"check": True, "threads": 1},
     ) as made:
         limit = made.stats()["pins"]["limit"]
-        for _ in range(60):
+        for _ in range(30):
             name = rng.choice("abcd")
             prompt = [
                 *text(rng.randrange(3, 6), rng.randrange(1, 50)),

@@ -18,9 +18,9 @@ def new(folder: Path, kind: str, name: str) -> int:
     return main(["plugins", "new", kind, name, "--into", str(folder)])
 
 
-@pytest.mark.parametrize("kind", sorted(set(BODIES) - {"attention", "cache"}))
-def test_tests_of_a_new_plugin_pass(tmp_path: Path, kind: str) -> None:
-    run_tests(tmp_path, kind)
+def test_tests_of_new_plugins_pass(tmp_path: Path) -> None:
+    """Of all kinds in one process, which imports torch once; each distribution's tests are in a file of its own."""
+    run_tests(tmp_path, *sorted(set(BODIES) - {"attention", "cache"}))
 
 
 @pytest.mark.slow
@@ -29,12 +29,15 @@ def test_tests_of_a_new_plugin_pass_slowly(tmp_path: Path, kind: str) -> None:
     run_tests(tmp_path, kind)
 
 
-def run_tests(tmp_path: Path, kind: str) -> None:
-    assert new(tmp_path, kind, "my-toy") == 0
+def run_tests(tmp_path: Path, *kinds: str) -> None:
+    for kind in kinds:
+        assert new(tmp_path, kind, f"my-{kind}") == 0
+    folders = [f"phloem-my-{kind}" for kind in kinds]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
-    done = subprocess.run(command, cwd=tmp_path / "phloem-my-toy", capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *folders], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+    assert all((tmp_path / folder / f"test_{folder.replace('-', '_')}.py").is_file() for folder in folders)
 
 
 @pytest.mark.parametrize("kind", sorted(BODIES))

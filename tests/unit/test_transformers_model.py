@@ -205,6 +205,7 @@ def test_asking_imports_no_transformers(tiny_model: TinyModel) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow  # of the fast ones tests/equivalence/test_real.py has this plugin on a real model
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
 def test_real_logits_equal_the_plain_model(name: str, hf_folder: Callable[[str], Path]) -> None:
     """Prompts on both sides of Gemma's window of 512, in two chunks."""
