@@ -21,6 +21,7 @@ def test_transformers_plugin(tiny_model: Callable[[str], Path], arch: str) -> No
     stats = check(
         tiny_model(arch),
         drafter="Tree",
+        most=4,
         model={"use": "transformers"},
         cache={"page_size": 4},
         schedule={"chunk": 16},
@@ -30,7 +31,7 @@ def test_transformers_plugin(tiny_model: Callable[[str], Path], arch: str) -> No
 
 @pytest.mark.parametrize("arch", NATIVE)
 def test_native_plugin(tiny_model: Callable[[str], Path], arch: str) -> None:
-    stats = check(tiny_model(arch), drafter="Tree", model={"use": "native"}, schedule={"chunk": 16})
+    stats = check(tiny_model(arch), drafter="Tree", most=4, model={"use": "native"}, schedule={"chunk": 16})
     assert stats["accepted_tokens"] > 0
 
 

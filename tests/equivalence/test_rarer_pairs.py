@@ -90,7 +90,7 @@ def test_keys_with_windows_and_drafts(
 
 @pytest.mark.parametrize("spec", ["ngram", "suffix"])
 def test_drafts_tell_a_caller_nothing_of_another(tiny_model: Tiny, spec: str) -> None:
-    """What keys keep apart drafters keep apart: how fast a text is written does not depend on who asked before."""
+    """what-breaks 3: what keys keep apart drafters keep apart, or the speed of an answer tells who asked before."""
     folder = tiny_model("llama")
     texts = repetitive(folder)
     drafted = []
