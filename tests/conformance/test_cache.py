@@ -44,7 +44,7 @@ class TestHybrid(CacheSuite):
     """A state for each of its snapshots, whatever is cut, evicted and published again around it."""
 
     plugin = HybridCache
-    examples = 20
+    examples = 12  # what it shares with `swa` is tested there
 
 
 class TestChunk(CacheSuite):
