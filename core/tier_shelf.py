@@ -64,6 +64,7 @@ class Shelf:
         self._writing: set[bytes] = set()
         self._backlog = 0
         self._abandoned = False
+        self.patient_until = 0.0  # time.monotonic() up to which `put` may wait for the device: at the end
         self._warned = float("-inf")
         self._lock = threading.Lock()  # of the backlog and the counters
         names = ("stored", "evicted", "written", "read", "dropped", "corrupt", "failures")
@@ -98,6 +99,8 @@ class Shelf:
         self.keep(name, block)
         if self._storage is None or name in self._writing or self.on_disk(name):
             return
+        while self._backlog + block.data.nbytes > _BACKLOG and time.monotonic() < self.patient_until:
+            time.sleep(0.002)
         with self._lock:
             full = self._backlog + block.data.nbytes > _BACKLOG
             self.counts["dropped"] += full

@@ -166,6 +166,7 @@ class Tiers:
     def _save(self) -> None:
         """Store what only the pools have."""
         collector, end = _Collector(), time.monotonic() + PATIENCE_S
+        self._shelf.patient_until = end
         cache = self._ledger.cache
         cache.listen(collector)
         for namespace, tokens in collector.found:

@@ -125,6 +125,7 @@ def test_tokens_and_hits(
         assert told["loads"] > 0
         assert told["failed"] == 0
         assert told["loaded_tokens"] >= 256
+        assert all(group["protected"] == group["leased"] == 0 for group in made.stats()["groups"])
     if kv is None:
         return
     with tiered(path, kv, host=host, **sections) as made:
@@ -159,6 +160,20 @@ def test_a_load_goes_on_where_the_pool_ends(tiny_model: Tiny) -> None:
         assert 0 < made.stats()["tiers"]["loaded_tokens"] < 256
 
 
+@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
+def test_a_window_that_was_gone_is_not_taken_for_one(tiny_model: Tiny, arch: str) -> None:
+    """Of a long answer only the end has its window; its other blocks are kept without, and no load may end in them."""
+    path, prompt = tiny_model(arch), text(16, 140)
+    with tiered(path, cache={"use": "swa"}, schedule={"chunk": 24, "max_tokens_per_step": 24}) as made:
+        whole_text = [*prompt, *made.generate(prompt, greedy(160)).outputs[0].token_ids]
+        found = {}
+        for length in (130, 141, 200, 260, 300):
+            made.invoke(lambda core: core.ledger.cache.reset()).result()
+            got, found[length] = run(made, whole_text[:length])
+            same(path, whole_text[:length], got, f"the first {length}")
+        assert found == {130: 128, 141: 128, 200: 128, 260: 128, 300: 128}
+
+
 def test_only_what_was_found_again_is_hot(tiny_model: Tiny) -> None:
     path, often, once = tiny_model("llama"), text(7, 200), text(8, 200)
     with tiered(path, host={"size": "64MiB", "write": "hot"}) as made:
@@ -167,6 +182,21 @@ def test_only_what_was_found_again_is_hot(tiny_model: Tiny) -> None:
         crowd(made)
         assert run(made, often)[1] == 192
         assert run(made, once)[1] == 0
+
+
+def test_an_orderly_end_saves_all_that_a_cache_writes_back(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little may wait to be written."""
+    monkeypatch.setattr(tier_shelf, "_BACKLOG", 2 * BLOCK * 768)
+    path, back = tiny_model("llama"), {"size": "64MiB", "write": "back"}
+    prompts = [text(14, 250), text(15, 230)]
+    with tiered(path, tmp_path, host=back) as made:
+        for prompt in prompts:
+            run(made, prompt)
+        assert tier(made, "disk", "written") == 0
+    with tiered(path, tmp_path, host=back) as made:
+        assert [run(made, prompt)[1] for prompt in prompts] == [192, 192]
 
 
 def test_companions_load_a_prefix_once(tiny_model: Tiny) -> None:
@@ -285,6 +315,7 @@ def test_a_device_that_fails(tiny_model: Tiny, tmp_path: Path, caplog: Any, faul
         same(path, prompt, got, fault)
         assert cached == (256 if fault == "stats" else 0)
         told = made.stats()["tiers"]
+        assert told["failed"] == (fault not in ("write", "holds", "stats"))  # and is not tried again
         assert told["disk"]["failures"] > 0 or told["disk"]["corrupt"] > 0
         assert "tiers: " in caplog.text
         device(made).faults.clear()
@@ -348,6 +379,43 @@ def test_what_happens_while_a_load_is_under_way(tiny_model: Tiny, tmp_path: Path
         else:
             same(path, prompt, result.tokens, what)
         assert run(made, prompt)[1] >= 256
+
+
+@pytest.mark.parametrize("what", ["look", "abort", "fail"])
+def test_what_happens_while_slots_are_being_filled(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """They are accounted for, come back where that fails, and nobody else waits for them."""
+    path, prompt, other = tiny_model("llama"), text(38, 300), text(39, 60)
+    with tiered(path) as made:
+        run(made, prompt)
+        crowd(made)
+        assert made.core.ledger.tiers is not None
+        loads, gate = made.core.ledger.tiers.loads, threading.Event()
+        fill = loads._fill
+
+        def wait(ticket: Any) -> None:
+            gate.wait(20)
+            if what == "fail":
+                raise RuntimeError("the copy failed, as the test asked for")
+            fill(ticket)
+
+        monkeypatch.setattr(loads, "_fill", wait)
+        result = Loading(made, prompt)
+        same(path, other, run(made, other)[0], "beside a fill")
+        made.check()
+        group = made.stats()["groups"][0]
+        assert group["leased"] == 256
+        if what == "abort":
+            made.invoke(lambda core: core.abort_now(result.call_id)).result()
+        gate.set()
+        result.thread.join(20)
+        eventually(lambda: not made.stats()["tiers"]["loading"])
+        made.check()
+        if what != "abort":
+            same(path, prompt, result.tokens, what)
+        assert result.cached == {"look": 256, "fail": 0, "abort": 0}[what]
+        assert all(group["protected"] == group["leased"] == 0 for group in made.stats()["groups"])
 
 
 class Loading:
