@@ -197,6 +197,7 @@ def test_banner_config_and_health(live: Live) -> None:
     config = live.http.get("/config").json()
     assert config["cache"]["use"] == "auto"
     assert config["server"]["port"] == live.port
+    live.openai.completions.create(model="tiny", prompt="a", max_tokens=1)
     health = live.http.get("/health").json()
     assert health["healthy"]
     assert (health["plugins"]["cache"], health["plugins"]["model"]) == ("radix", "native")
