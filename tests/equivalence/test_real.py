@@ -53,15 +53,15 @@ def real(request: pytest.FixtureRequest, hf_model: Callable[[str], Any]) -> Real
 
 def check(real: Real, prompts: list[list[int]], *, drafter: str | None = None, **sections: Any) -> dict[str, Any]:
     """Cold and warm runs equal the reference, and the warm one was warm. Returns the engine's stats."""
-    truth = [real.reference.greedy(prompt, COUNT) for prompt in prompts]
-    texts = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts, truth, strict=True)]
+    texts = [[*prompt, *real.reference.greedy(prompt, COUNT)[0]] for prompt in prompts] if drafter else []
     page = sections.get("cache", {}).get("page_size", 1)
     shares = sections.get("cache", {}).get("use", "radix") != "chunk"
     roomy = "tokens" not in sections.get("cache", {})
     sections["engine"] = {"threads": THREADS, **sections.get("engine", {})}
     with engine(real.name, drafter=drafter, texts=texts, **sections) as running:
         for warm in (False, True):
-            for prompt, result, expected in zip(prompts, running.generate(prompts, greedy(COUNT)), truth, strict=True):
+            for prompt, result in zip(prompts, running.generate(prompts, greedy(COUNT)), strict=True):
+                expected = real.reference.greedy(prompt, COUNT, guess=result.token_ids)
                 assert_same(result.token_ids, *expected, f"{real.name}, {len(prompt)} tokens, warm={warm}")
                 if warm and roomy:
                     assert result.usage.cached_tokens == ((len(prompt) - 1) // page * page if shares else 0)
@@ -86,7 +86,7 @@ def test_small_chunks_pages_and_right_drafts(real: Real) -> None:
     assert stats["accepted_tokens"] > 0
 
 
-@smollm_always
+@pytest.mark.slow
 def test_retraction_and_wrong_drafts(real: Real) -> None:
     sections = {"cache": {"use": "radix", "tokens": 128}, "schedule": {"chunk": 32}}  # less than a window of Gemma
     stats = check(real, real.prompts[: len(QUESTIONS)], drafter="Wrong", **sections)
@@ -95,7 +95,7 @@ def test_retraction_and_wrong_drafts(real: Real) -> None:
 
 @smollm_always
 def test_transformers_plugin(real: Real) -> None:
-    check(real, [*real.prompts[:3], real.prompts[-1]], model={"use": "transformers"})
+    check(real, [*real.prompts[:2], real.prompts[-1]], model={"use": "transformers"})
 
 
 AXES = (
