@@ -29,6 +29,11 @@ PATTERN = r"(the|a) (quick|slow) (fox|dog)s?( and so on)?\."
 SCARCE: dict[str, Any] = {"max_running": 3, "max_tokens_per_step": 32, "chunk": 16}
 
 
+def first(most: int, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The first rows, which hold the most pairs, in the fast suite; the others in the slow one."""
+    return [row if i < most else pytest.param(*row, marks=pytest.mark.slow) for i, row in enumerate(rows)]
+
+
 def known(folder: Path, texts: Sequence[list[int]], count: int = COUNT) -> list[list[int]]:
     """Each text with what the reference writes behind it."""
     tiny_reference(folder).learn(texts, count)
@@ -56,7 +61,9 @@ def empty(running: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "cache", "page", "spec", "overlap", "tokens"),
-    pairwise(["gemma3", "mistral"], ["radix", "swa"], [1, 4], [None, "Tree", *SPECS], ["off", "on"], [4096, 240]),
+    first(
+        6, pairwise(["gemma3", "mistral"], ["radix", "swa"], [1, 4], [None, "Tree", *SPECS], ["off", "on"], [4096, 240])
+    ),
 )
 def test_keys_with_windows_and_drafts(
     tiny_model: Tiny, arch: str, cache: str, page: int, spec: str | None, overlap: str, tokens: int
@@ -135,7 +142,7 @@ def test_pins_by_keys(tiny_model: Tiny, arch: str, cache: str, page: int) -> Non
 
 @pytest.mark.parametrize(
     ("arch", "cache", "page", "spec", "overlap"),
-    pairwise(["llama", "gemma3"], ["radix", "swa"], [1, 4], ["Right", "Tree", "both"], ["off", "on"]),
+    first(4, pairwise(["llama", "gemma3"], ["radix", "swa"], [1, 4], ["Right", "Tree", "both"], ["off", "on"])),
 )
 def test_preemption_with_drafts(tiny_model: Tiny, arch: str, cache: str, page: int, spec: str, overlap: str) -> None:
     """Each call that comes takes the place of the lowest, whose draft is in the plan or under way."""
@@ -213,7 +220,7 @@ class Wanderer:
 
 @pytest.mark.parametrize(
     ("overlap", "tokens", "page", "chunk", "drafter"),
-    pairwise(["off", "on"], [4096, 200], [1, 4], [3, 64], [None, "Right", "Tree"]),
+    first(4, pairwise(["off", "on"], [4096, 200], [1, 4], [3, 64], [None, "Right", "Tree"])),
 )
 def test_processors_running_ahead_and_retracted(
     tiny_model: Tiny, overlap: str, tokens: int, page: int, chunk: int, drafter: str | None
