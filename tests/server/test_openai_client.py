@@ -198,7 +198,7 @@ def test_banner_config_and_health(live: Live) -> None:
     assert config["cache"]["use"] == "auto"
     assert config["server"]["port"] == live.port
     live.openai.completions.create(model="tiny", prompt="a", max_tokens=1)
+    live.until(lambda: live.http.get("/health").json()["steps"] > 0)  # told by heartbeats
     health = live.http.get("/health").json()
     assert health["healthy"]
     assert (health["plugins"]["cache"], health["plugins"]["model"]) == ("radix", "native")
-    assert health["steps"] > 0
