@@ -55,7 +55,7 @@ def test_ten_thousand_requests(
     """what-breaks 24: memory in use climbs with the number of requests served."""
     folder = tiny_model(arch)
     sections = {
-        "cache": {"tokens": 240, "page_size": page},
+        "cache": {"tokens": 120, "page_size": page},
         "schedule": {"chunk": 16, "max_running": 8},
         "engine": {"overlap": overlap},
     }
