@@ -155,10 +155,10 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
     for name, (kind, base) in LISTS.items():
         items = next(layer.data[name] for layer in reversed(layers) if name in layer.data)
         fields[name] = tuple.__class_getitem__(tuple(section((name, i), kind, base) for i in range(len(items))))
-        uses = [s.sampler_name(str(item.get("use"))) for item in items] if name == "samplers" else []
+        uses = [s.sampler_name(str(item.get("use"))) for item in items] if name != "observers" else []
         for i, use in enumerate(uses):
-            if use in uses[:i]:  # requests choose a sampler by its name
-                problems.append(f"{_where(layers, (name, i))}: samplers[{i}]: '{use}' is given twice")
+            if use in uses[:i]:  # requests choose a sampler by its name, and what is learned of a drafter goes by it
+                problems.append(f"{_where(layers, (name, i))}: {name}[{i}]: '{use}' is given twice")
     also = next((held for layer in reversed(layers) if (held := get(layer.data, ("grammar", "also")))), None)
     for i, use in enumerate(also if isinstance(also, (list, tuple)) else ()):
         try:

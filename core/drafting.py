@@ -144,7 +144,7 @@ class Drafting:
         """Ask who leads, and go to the end of their chain, if it is one."""
         space = request.namespace
         if request.keys is not request.tokens:  # a key scheme may keep apart what has one namespace
-            space = Namespace(adapter=request.id)
+            space = Namespace(space.salt, f"{request.id}#{request.arrival}")  # ids come from clients, and come again
         parameters = (request.id, request.tokens, request.prompt_len, space, request.matcher)
         place = _Place(request, budget, DraftContext(*parameters, request.params))
         leads = []
@@ -214,8 +214,8 @@ class Drafting:
         if rest and chain:
             rest = rest.behind(chain)
         draft = merge([one for one in (lead, rest) if one], budget) or None
-        if draft is not None and not self.branches and not draft.is_chain:
-            draft = draft.picked(draft.likeliest())
+        if draft is not None and not self.branches:
+            draft = draft.chained()
         if draft is not None and draft.forced and CANONICAL not in request.notes:
             request.notes.append(CANONICAL)
         return draft

@@ -103,6 +103,13 @@ class Draft:
                     path[above:] = [node]
         return path
 
+    def chained(self) -> Draft:
+        """Its likeliest path. Of what was drawn that is the first child of each node, which is a draw all the same."""
+        if self.is_chain:
+            return self
+        path = self.likeliest()
+        return replace(self.picked(path), drawn=None if self.drawn is None else tuple(self.drawn[i] for i in path))
+
     def behind(self, chain: Sequence[int]) -> Draft:
         """This tree at the end of `chain`, which is taken to be certain."""
         above = len(chain)

@@ -51,9 +51,8 @@ class Draws:
 
     def __init__(self, chance: Chance, vocab_size: int, budget: int) -> None:
         self._chance, self._vocab_size, self._budget = chance, vocab_size, budget
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._drawn: list[Floats] = []
+        # Token, parent, and what it was drawn from: one list, as a drafter may be left behind in the midst of a draw.
+        self._nodes: list[tuple[int, int, Floats]] = []
         self._closed = False
 
     def draw(self, probabilities: Floats, parent: int = -1, count: int = 1) -> list[int]:
@@ -70,20 +69,18 @@ class Draws:
             token = self._chance.pick(left)
             left[token] = 0.0
             tokens.append(token)
-        self._tokens += tokens
-        self._parents += [parent] * len(tokens)
-        self._drawn += [probabilities] * len(tokens)
+        self._nodes += [(token, parent, probabilities) for token in tokens]
         return tokens
 
     def _check(self, probabilities: Floats, parent: int, count: int) -> None:
         if self._closed:
             raise ValueError("draws are lent for one proposal only")
-        if not -1 <= parent < len(self._tokens):
+        if not -1 <= parent < len(self._nodes):
             raise ValueError(f"node {parent} is not drawn yet")
-        if parent in self._parents:
+        if any(parent == above for _, above, _ in self._nodes):
             raise ValueError(f"node {parent} has its children: they are drawn in one call, without replacement")
-        if not 1 <= count <= self._budget - len(self._tokens):
-            raise ValueError(f"{count} more nodes, but {self._budget - len(self._tokens)} are left of the budget")
+        if not 1 <= count <= self._budget - len(self._nodes):
+            raise ValueError(f"{count} more nodes, but {self._budget - len(self._nodes)} are left of the budget")
         if probabilities.shape != (self._vocab_size,):
             raise ValueError(f"probabilities of shape {probabilities.shape}, the vocabulary has {self._vocab_size}")
         total = float(probabilities.sum(dtype=np.float64))
@@ -91,7 +88,7 @@ class Draws:
             raise ValueError("probabilities must be finite, none negative, not all 0")
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._nodes)
 
     def close(self) -> Draft | None:
         """What was drawn; nothing is drawn any more.
@@ -99,14 +96,15 @@ class Draws:
         What a drafter that failed half-way had drawn is verified, too: leaving it out would be pruning.
         """
         self._closed = True
-        if not self._tokens:
+        if not self._nodes:
             return None
-        return Draft(tuple(self._tokens), tuple(self._parents), drawn=tuple(self._drawn))
+        tokens, parents, drawn = zip(*self._nodes, strict=True)
+        return Draft(tokens, parents, drawn=drawn)
 
     def problem(self, draft: Draft | None) -> str | None:
         """Why a drafter's answer is not what it drew, or None."""
         tokens, parents = ((), ()) if draft is None else (draft.tokens, draft.parents)
-        mine = list(zip(self._tokens, self._parents, strict=True))
+        mine = [(token, parent) for token, parent, _ in self._nodes]
         theirs = list(zip(tokens, parents, strict=True))
         if mine == theirs:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from .batch import Plan, Segment, StepStats
 from .config import Config
 from .drafting import Drafting
 from .errors import EngineDeadError, PhloemError, QueueFullError, RequestError, StepError
-from .executor import Executor, Launched, settle
+from .executor import Executor, Launched, Scores, settle
 from .features import Seen, verified
 from .feed import Feed
 from .grammars import Grammars, Ticket
@@ -278,19 +278,28 @@ class EngineCore:
         return plan
 
     def _commit(self, launched: Launched) -> None:
+        """Book a step. What the model or a component of the cache raises fails its requests, if no slot is in doubt."""
         plan = launched.plan
         try:
             outcomes = iter(launched.outcomes())
-            prompt_scores, trees = launched.scores.result()
-            states, seen, row = launched.states, list[Seen](), 0
+            scores = launched.scores.result()
+            begin = time.perf_counter()
+            stats = StepStats(step=self.counters.steps, requests=len(plan.segments), forward_tokens=plan.rows)
+            seen = self._book(launched, outcomes, scores, stats)
         except Exception as error:
             log.exception("step %d failed", self.counters.steps)
             failed = StepError(f"the step failed: {type(error).__name__}: {error}")
             self._fail([segment.request.call.call_id for segment in plan.segments], failed)
+            self.ledger.check(self.scheduler.running)
             return
-        begin = time.perf_counter()
-        stats = StepStats(step=self.counters.steps, requests=len(plan.segments), forward_tokens=plan.rows)
-        for i, segment in enumerate(plan.segments):
+        self.parts.drafting.saw(seen)
+        self._account(launched, stats, time.perf_counter() - begin)
+
+    def _book(self, launched: Launched, outcomes: Iterator[Outcome], scores: Scores, stats: StepStats) -> list[Seen]:
+        """Book every segment of a step; returns what drafters may see of those that run on."""
+        prompt_scores, trees = scores
+        seen, row = list[Seen](), 0
+        for i, segment in enumerate(launched.plan.segments):
             outcome = next(outcomes) if segment.samples else None
             request, first, row = segment.request, row, row + segment.rows
             if request.state is not State.RUNNING or request.retractions != segment.epoch:
@@ -304,10 +313,9 @@ class EngineCore:
                 scoring.book(request, segment.scored, trees[i])
                 stats.scored_tokens += segment.scored.nodes
             self._conclude(request, outcome)
-            if states is not None and request.state is State.RUNNING:
-                seen += verified(states, first, segment, outcome.nodes if outcome else [])
-        self.parts.drafting.saw(seen)
-        self._account(launched, stats, time.perf_counter() - begin)
+            if launched.states is not None and request.state is State.RUNNING:
+                seen += verified(launched.states, first, segment, outcome.nodes if outcome else [])
+        return seen
 
     def _advance(self, segment: Segment, outcome: Outcome | None, stats: StepStats) -> None:
         """Book a segment's computed tokens and write what it emitted."""

@@ -25,6 +25,11 @@ class Text:
     verified: int = 0  # tokens that are the target's text
     used: int = 0  # the last time it was asked about
 
+    @property
+    def pending(self) -> int:
+        """Tokens that are not read yet."""
+        return len(self.request.tokens) - self.request.computed
+
 
 class Texts:
     """All texts, by request. Those not asked about for longest give their slots up where others need them.
@@ -58,7 +63,10 @@ class Texts:
         del request.tokens[text.verified + same :]
         request.tokens.extend(new[same:])
         request.computed = min(request.computed, text.verified + same, len(request.tokens) - 1)
-        if request.lease is not None:
+        if request.lease is not None and request.computed < request.lease.length:
+            # It was leased with a leader's chain that the target refused, and those slots are the cache's.
+            self._ledger.release(request, publish=False)
+        elif request.lease is not None:
             self._ledger.trim(request, request.computed)
         text.verified = len(context.tokens) - context.chain
         return text

@@ -158,7 +158,7 @@ class DraftDrafter:
         texts = [self.texts.follow(context) for context in contexts]
         growing = [_Growing(*each) for each in zip(contexts, budgets, texts, strict=True)]
         turn, room = list[tuple[_Growing, Segment]](), self._options.catch_up
-        for each in growing:
+        for each in sorted(growing, key=lambda each: each.text.pending):  # a long prompt to read delays nobody else
             segment = self.texts.segment(each.text, room)
             if segment is not None:
                 turn.append((each, segment))

@@ -10,7 +10,7 @@ import pytest
 
 from phloem import Engine, SamplingParams
 from phloem.config import load_config
-from phloem.errors import ConfigError
+from phloem.errors import ConfigError, StepError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins" / "phloem-trunk-window" / "phloem_trunk_window.py"
 TRUNK = f"{EXAMPLE}:TrunkWindow"
@@ -63,3 +63,30 @@ def test_an_engine_has_the_component_that_is_chosen(tiny_model: Callable[[str], 
         cache = {"use": use, "components": {"window": TRUNK}}
         with pytest.raises(ConfigError, match=r"argument cache: cache.components.window: '.*' has nothing to do"):
             Engine(str(tiny_model("llama")), cache=cache, **sections)
+
+
+FAILING = """
+from phloem.components import Component
+
+
+class Failing(Component):
+    failures = 1
+
+    def narrow(self, node, low, start):
+        if Failing.failures:
+            Failing.failures -= 1
+            raise RuntimeError("no")
+        return super().narrow(node, low, start)
+"""
+
+
+def test_what_a_component_raises_fails_its_step_only(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(FAILING)
+    cache = {"tokens": 512, "components": {"window": f"{file}:Failing"}}
+    sections: dict[str, Any] = {"grammar": "none", "engine": {"check": True, "threads": 1}}
+    greedy, prompt = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), [5, 6, 7] * 20
+    with Engine(str(tiny_model("gemma3")), cache=cache, **sections) as engine:
+        with pytest.raises(StepError, match="the step failed: RuntimeError: no"):
+            engine.generate(prompt, greedy)
+        assert len(engine.generate(prompt, greedy).token_ids) == 40

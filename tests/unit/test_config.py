@@ -195,6 +195,7 @@ def test_ten_mistakes_are_ten_messages(write: Any) -> None:
             "samplers: ['phloem.testing.sampler:FakeProcessor', {use: 'phloem.testing.sampler:FakeProcessor'}]\n",
             "engine.yaml:1:52: samplers[1]: 'FakeProcessor' is given twice",
         ),
+        ("spec: [ngram, {use: ngram, max_tokens: 4}]\n", "engine.yaml:1:15: spec[1]: 'ngram' is given twice"),
         ("cache: none\n", "engine.yaml:1:1: cache.use: no cache plugin is named 'none'"),
         ("server: {apis: [opnai]}\n", "engine.yaml:1:17: server.apis[0]: no api plugin is named 'opnai' (did you mean"),
         ("schedule: {chunk: true}\n", "engine.yaml:1:12: schedule.chunk: must be a whole number, or one with"),

@@ -119,11 +119,29 @@ def drafted(draft: Draft | None) -> list[int]:
     return list(draft.tokens)
 
 
+def test_a_refused_chain_that_was_found_in_the_cache_is_let_go(folder: Path) -> None:
+    watched = Watched(folder)
+    watched.ask(text(40, "a/0"))
+    watched.drafter.forget("a/0")  # all of it lies in the cache now
+    watched.ask(text(30, "b/0", chain=10))  # a leader proposes ten tokens, which are found there
+    other = [*TEXT[:20], *(500 - token for token in TEXT[20:30])]
+    watched.ask(draft_context(other, 1, "b/0"))  # the target wrote something else
+    request = watched.drafter.texts._texts["b/0"].request
+    assert request.lease is not None
+    assert request.lease.length <= 20, "it writes to slots that are the cache's"
+    (alone,), _ = Watched(folder).ask(draft_context(other, 1, "c/0"))
+    (again,), _ = watched.ask(draft_context(other, 1, "b/0"))
+    assert drafted(again) == drafted(alone)
+    (whole,), _ = watched.ask(text(39, "d/0"))
+    (fresh,), _ = Watched(folder).ask(text(39, "d/0"))
+    assert drafted(whole) == drafted(fresh), "what another has cached was written over"
+
+
 def test_all_requests_of_a_step_share_its_passes(folder: Path) -> None:
     """One pass a level, not one a request; what two have in common is read twice only if they come together."""
     watched = Watched(folder)
     drafts, passes = watched.ask(text(20), text(30, "b/0"), text(5, "c/0"))
-    assert passes == [[20, 30, 5], [1, 1, 1], [1, 1, 1], [1, 1, 1]]
+    assert passes == [[5, 20, 30], [1, 1, 1], [1, 1, 1], [1, 1, 1]]
     assert [len(drafted(draft)) for draft in drafts] == [4, 4, 4]
     alone = [drafted(Watched(folder).ask(text(n))[0][0]) for n in (20, 30, 5)]
     assert [drafted(draft) for draft in drafts] == alone
@@ -155,12 +173,13 @@ def test_a_leader_s_chain_is_read_and_dropped_again(folder: Path) -> None:
     assert watched.usage["evictable"] == 21  # nothing that was not written
 
 
-def test_a_long_prompt_is_read_over_several_steps(folder: Path) -> None:
+def test_a_long_prompt_is_read_over_several_steps_and_delays_no_other_text(folder: Path) -> None:
     watched = Watched(folder, catch_up=64)
     long = [*TEXT, *TEXT, *TEXT, *TEXT]
     seen = [watched.ask(draft_context(long, 1, "a/0"), text(3, "b/0", salt="b")) for _ in range(3)]
-    assert [passes[0] for _, passes in seen] == [[64], [64], [32, 3]]
+    assert [passes[0] for _, passes in seen] == [[3, 61], [1, 63], [1, 36]]
     assert [draft is None for (draft, _), _ in seen] == [True, True, False]
+    assert all(draft is not None for (_, draft), _ in seen)
 
 
 def test_other_requests_find_what_was_read_in_their_namespace_only(folder: Path) -> None:

@@ -363,6 +363,8 @@ def test_what_is_picked_from_a_draft_was_not_drawn(picked: list[int]) -> None:
     assert kept.drawn is not None
     assert len(kept.drawn) == 2
     assert merge([draft, Draft.chain([0])], 9).drawn is None
+    assert draft.chained().drawn == (q,)
+    assert draft.chained().tokens == (1,)  # the first one, whatever came of the others
 
 
 @pytest.mark.parametrize(

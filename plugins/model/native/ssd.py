@@ -7,6 +7,7 @@ state is carried. So no step of Python is taken for a token.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -32,17 +33,16 @@ class ScanStep:
     def __init__(self, batch: Batch) -> None:
         assert batch.states is not None, "a model with recurrent layers was given a batch without states"
         starts, device = batch.starts, batch.tokens.device
-        where: dict[int, tuple[int, int, int]] = {}  # row -> (length, segment of its bucket, token of the segment)
         members: dict[int, list[int]] = {}
+        places: list[int] = []  # of each segment among those of its length
         for segment, length in enumerate(batch.q_lens):
-            members.setdefault(length, []).append(segment)
-        for length, segments in members.items():
-            for b, segment in enumerate(segments):
-                where |= {starts[segment] + t: (length, b, t) for t in range(length)}
+            alike = members.setdefault(length, [])
+            places.append(len(alike))
+            alike.append(segment)
         kept: dict[int, list[tuple[int, int, int]]] = {}
         for k, row in enumerate(batch.states.kept):
-            length, b, t = where[row]
-            kept.setdefault(length, []).append((b, t, k))
+            segment = bisect_right(starts, row) - 1
+            kept.setdefault(batch.q_lens[segment], []).append((places[segment], row - starts[segment], k))
         self._count = len(batch.states.kept)
         self._buckets = [
             _Bucket(
