@@ -147,7 +147,8 @@ def test_a_call_that_kills_every_process_ends_in_giving_up(monkeypatch: pytest.M
             await asyncio.sleep(0.02)
         assert supervisor.restarts == FAST.max_restarts
         assert "killed by SIGKILL" in supervisor.failure
-        assert supervisor.health() == (False, {"status": "failed", "restarts": 2})
+        healthy, detail = supervisor.health()
+        assert (healthy, detail["status"], detail["restarts"]) == (False, "failed", 2)
 
     assert supervised(test, die_on=13) == 1
 
