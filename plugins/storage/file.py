@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -69,6 +70,13 @@ class FileStorage:
             raise PluginError(
                 f"the folder {self.path} is in use by another engine", hint="give each its own"
             ) from error
+        try:
+            self._begin(identity)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, identity: Mapping[str, Any]) -> None:
         reason = self._foreign(identity)
         if reason is not None:
             aside = self._set_aside()
@@ -132,7 +140,8 @@ class FileStorage:
         except FileNotFoundError:  # somebody tidied up
             self._forget(name.hex())
             return None
-        self.touch([name])
+        with contextlib.suppress(OSError):  # the data is good, whatever becomes of the time of its use
+            self.touch([name])
         return data
 
     def write(self, name: bytes, data: bytes) -> None:
@@ -168,9 +177,9 @@ class FileStorage:
             return
         file.rename(file.with_name(bad))
         with self._guard:
+            self._bytes += size - self._sizes.pop(bad, 0)  # it may have been rejected before
             self._sizes[bad] = size
             self._sizes.move_to_end(bad, last=False)
-            self._bytes += size
 
     def stats(self) -> dict[str, int]:
         """Blocks that may be read, and bytes of all files."""
@@ -215,4 +224,10 @@ class FileStorage:
                     return
                 name, gone = self._sizes.popitem(last=False)
                 self._bytes -= gone
-            self._file(name).unlink(missing_ok=True)
+            try:
+                self._file(name).unlink(missing_ok=True)
+            except OSError:  # it is still there, and counts; the next attempt begins with another one
+                with self._guard:
+                    self._sizes[name] = gone
+                    self._bytes += gone
+                raise

@@ -176,3 +176,47 @@ def test_a_process_that_is_killed_leaves_whole_blocks(tmp_path: Path) -> None:
     assert all(storage.read(name(number)) == bytes([number % 256]) * 300_000 for number in found)
     assert not list(tmp_path.glob("blocks/*/*.half"))
     storage.close()
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_data_is_good_whose_time_of_use_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    storage = opened(tmp_path)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert storage.read(name(1)) == b"1" * 100
+    storage.close()
+
+
+def test_a_file_that_cannot_be_deleted_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not tried again before all others."""
+    filled(tmp_path)
+    storage = opened(tmp_path, size=300)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match="not permitted"):
+            storage.write(name(7), b"7" * 100)
+    assert storage.stats() == {"blocks": 3, "bytes": 300}
+    storage.write(name(7), b"7" * 100)
+    assert storage.stats() == {"blocks": 3, "bytes": 300}
+    assert [number for number in (0, 1, 2, 7) if storage.holds(name(number))] == [0, 2, 7]
+    storage.close()
+
+
+def test_a_block_that_is_rejected_twice_counts_once(tmp_path: Path) -> None:
+    storage = opened(tmp_path)
+    for size in (100, 70):
+        storage.write(name(1), b"x" * size)
+        storage.reject(name(1))
+    assert storage.stats() == {"blocks": 0, "bytes": 70}
+    storage.close()
+
+
+def test_a_folder_that_could_not_be_opened_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStorage, "_find", refuse)
+        with pytest.raises(PluginError, match="cannot be used"):
+            opened(tmp_path)
+    opened(tmp_path).close()
