@@ -86,6 +86,8 @@ class Scheduler:
         """Choose the segments of the next step. Slots for all of them are allocated when this returns."""
         self._plan = Plan()
         self.ledger.holds.expire()
+        if self.tiers is not None:
+            self.tiers.loads.expire()
         retractions = self.retractions
         self._plan_decodes()
         self._plan_prefills()
@@ -312,7 +314,7 @@ class Scheduler:
         self.waiting.remove(request)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
+        self.running.append(request)
         if self.tiers is not None:
             self.tiers.started(request)
-        self.running.append(request)
         self._plan_segment(request)

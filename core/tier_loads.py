@@ -11,6 +11,7 @@ allocates, publishes and gives back.
 from __future__ import annotations
 
 import logging
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from .interfaces import Lease
 from .ledger import Ledger
 from .request import Request, State
 from .tier_blocks import Block, Layout
-from .tier_shelf import PATIENCE_S, Shelf, Worker
+from .tier_shelf import Shelf, Worker
 
 log = logging.getLogger(__name__)
+# A prefix that takes longer to be read is given up; no request waits much longer for one.
+READ_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +71,32 @@ class Loads:
         self._post, self._ordered = post, ordered
         self._reader, self._filler = Worker("phloem-tier-read"), Worker("phloem-tier-fill")
         self.open: dict[bytes, Ticket] = {}  # by the name of each block on its way
+        self._reading: dict[Ticket, float] = {}  # given to the reader, and until when it has time; the oldest first
+        self._late: set[Ticket] = set()  # given up, and with the reader still
         self.counts: Counter[str] = Counter(dict.fromkeys(("loads", "loaded_tokens", "failed"), 0))
 
     @property
     def reserved(self) -> int:
         """Slots that tickets without any will ask for."""
         return sum(ticket.reserved for ticket in {*self.open.values()} if not ticket.slots)
+
+    @property
+    def late(self) -> bool:
+        """The reader is still at what was given up: nothing more is to be had from the storage for now."""
+        return bool(self._late)
+
+    def expire(self) -> None:
+        """Give up all that is being read if the oldest of it takes too long. Called once a step."""
+        if self._reading and next(iter(self._reading.values())) < time.monotonic():
+            log.warning("tiers: the storage takes too long to read: %d loads are given up", len(self._reading))
+            self._late |= self._reading.keys()
+            for ticket in list(self._reading):
+                self._end(ticket, loaded=0)
+
+    def clear(self) -> None:
+        """What is on its way must not come any more: it is of a text that was to be forgotten."""
+        for ticket in {*self.open.values()}:
+            self._end(ticket, loaded=0)
 
     def start(self, ticket: Ticket) -> None:
         """Begin to load; `ticket.state` says when that has ended."""
@@ -83,6 +106,7 @@ class Loads:
         if len(there) == len(ticket.names):
             self._arrived(ticket, list(there.values()))
             return
+        self._reading[ticket] = time.monotonic() + READ_S
 
         def read() -> None:
             blocks: list[Block] = []
@@ -93,15 +117,18 @@ class Loads:
 
         self._reader.submit(read)
 
-    def close(self) -> None:
-        """End the threads; what is on its way is not waited for long. No step follows."""
-        self._filler.close(PATIENCE_S)
-        self._reader.close(PATIENCE_S)
+    def close(self, until: float) -> None:
+        """End the threads; what is on its way is not waited for beyond `until`. No step follows."""
+        self.clear()
+        self._filler.close(until)
+        self._reader.close(until)
 
     def _read(self, ticket: Ticket, there: dict[bytes, Block], blocks: list[Block]) -> None:
         """Blocks up to the first that is not to be had. On the thread that reads."""
         parent, size = ticket.parent, self._layout.size
         for at, name in enumerate(ticket.names, ticket.first):
+            if ticket.state is State.FINISHED:  # it was given up
+                return
             block = there.get(name) or self._shelf.read(name, parent, ticket.keys[at * size : (at + 1) * size])
             if block is None:
                 return
@@ -112,8 +139,11 @@ class Loads:
 
     def _arrived(self, ticket: Ticket, blocks: list[Block]) -> None:
         """The blocks are in memory: lease what comes before them, and fill slots, if there are any."""
+        self._late.discard(ticket)
+        if ticket.state is State.FINISHED:
+            return
         ticket.blocks = blocks
-        for name, block in zip(ticket.names, blocks, strict=False):
+        for name, block in reversed([*zip(ticket.names, blocks, strict=False)]):  # what has no place is the end
             self._shelf.keep(name, block)
         self._shelf.refresh(ticket.names[: len(blocks)])
         if not any(request.state is State.WAITING for request in ticket.waiting) or not self._allocate(ticket):
@@ -173,8 +203,9 @@ class Loads:
 
     def _complete(self, ticket: Ticket, begin: int, end: int) -> bool:
         """Every row that such a prefix needs is in the blocks."""
-        size = self._layout.size
-        for group in range(len(self._ledger.pools)):
+        size, windows = self._layout.size, self._ledger.windows
+        # Those with windows first: they need few blocks, and are what most often is not whole.
+        for group in sorted(range(len(windows)), key=lambda group: windows[group] is None):
             low = self._low(group, begin, end)
             for number in range(low // size, -(-end // size)):
                 if ticket.blocks[number - ticket.first].firsts[group] > max(0, low - number * size):
@@ -195,7 +226,7 @@ class Loads:
         ledger, lease = self._ledger, ticket.lease
         assert lease is not None, "slots without a lease"
         ledger.loading[:] = [slots for slots in ledger.loading if slots is not ticket.slots]
-        if not filled:
+        if not filled or ticket.state is State.FINISHED:
             for pool, slots in zip(ledger.pools, ticket.slots, strict=True):
                 pool.release(slots)
             ledger.cache.release(lease)
@@ -212,11 +243,13 @@ class Loads:
         self._end(ticket, loaded=ticket.end - begin)
 
     def _end(self, ticket: Ticket, *, loaded: int) -> None:
-        """Whoever waits for it comes back."""
+        """Whoever waits for it comes back; nothing, if they have already."""
+        if ticket.state is State.FINISHED:
+            return
         ticket.state = State.FINISHED
+        self._reading.pop(ticket, None)
         for name in ticket.names:
             if self.open.get(name) is ticket:
                 del self.open[name]
         self.counts["loads" if loaded else "failed"] += 1
         self.counts["loaded_tokens"] += loaded
-        ticket.blocks = []

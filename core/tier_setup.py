@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .config_yaml import KeyPath, dotted
 from .errors import ConfigError, PhloemError
 from .events import DEFAULT_BLOCK
+from .registry import Registry
 
 if TYPE_CHECKING:
     from .config import Config
@@ -69,35 +71,29 @@ def build_tiers(
     page, host = config.cache.page_size, config.cache.host
     layout = Layout(-(-DEFAULT_BLOCK // page) * page, Rows(ledger.kv, len(ledger.pools)))
     each = layout.block_bytes
-    arithmetic = (
-        f"one block of {layout.size} tokens x {sum(layout.rows.widths):,} bytes + {layout.head_bytes} = {each:,} bytes"
-    )
+    tokens = f"{layout.size} tokens x {sum(layout.rows.widths):,} bytes"
+    arithmetic = f"one block of {tokens} + {layout.head_bytes} = {each:,} bytes"
     if host is not None and host.size < each:
         raise _too_small(config, "host", host.size, arithmetic)
     if host is not None:
         _check_room(config, host.size, ledger)
     if host is not None and host.write != "through" and any(ledger.windows):
         lines = _quotes(config, ("cache", "host", "write"), ("cache", "use"))
-        problem = (
-            f"{_place(config, 'host')}: cache.host.write: '{host.write}' finds no windows any more to keep, and this"
-        )
-        problem = f"{problem} model has some, in pools of their own"
+        problem = f"{_place(config, 'host')}: cache.host.write: '{host.write}' finds no windows any more to keep"
+        problem = f"{problem}, and this model has some, in pools of their own"
         raise ConfigError("\n".join([problem, *lines]), hint="say `write: through`, or `cache: radix`")
     storage = None
     if config.cache.disk.use != "none":
-        size = getattr(config.cache.disk, "size", each)
-        if size < each:
-            raise _too_small(config, "disk", size, arithmetic)
+        _check_disk(config, model, each, arithmetic)
         extras = {"identity": identity(config, model, ledger, layout), "block_bytes": each}
         try:
             storage = make("storage", config.cache.disk, extras=extras)
         except PhloemError as error:
             raise ConfigError(f"{_place(config, 'disk')}: cache.disk: {error.message}", hint=error.hint) from error
-    shelf = Shelf(layout, 0 if host is None else host.size, storage)
-    tiers = Tiers(
-        ledger, shelf, Loads(ledger, shelf, layout, post, ordered), layout, "through" if host is None else host.write
-    )
-    if host is not None and host.write == "back":
+    shelf = Shelf(layout, 0 if host is None else host.size, storage, getattr(config.cache.disk, "size", 1 << 62))
+    write = "through" if host is None else host.write
+    tiers = Tiers(ledger, shelf, Loads(ledger, shelf, layout, post, ordered), layout, write)
+    if write == "back":
         ledger.cache.spill(tiers.leaving, layout.size)  # type: ignore[attr-defined]
     return tiers
 
@@ -113,10 +109,22 @@ def _check_room(config: Config, size: int, ledger: Ledger) -> None:
     if size + pool > free:
         beside = f" beside the KV pool's {pool / GIB:,.2f} GiB" if pool else ""
         problem = f"{_place(config, 'host')}: cache.host.size {size / GIB:,.2f} GiB{beside}, but only {free / GIB:,.2f}"
-        raise ConfigError(
-            f"{problem} GiB are free",
-            hint=f"set it to {max(0, free - pool) >> 20}MiB or less",
-        )
+        raise ConfigError(f"{problem} GiB are free", hint=f"set it to {max(0, free - pool) >> 20}MiB or less")
+
+
+def _check_disk(config: Config, model: Model, each: int, arithmetic: str) -> None:
+    """What must hold of blocks of `each` bytes, and of the model, before a storage is made."""
+    from .tier_shelf import BACKLOG
+
+    if getattr(config.cache.disk, "size", each) < each:
+        raise _too_small(config, "disk", getattr(config.cache.disk, "size", each), arithmetic)
+    problem = f"{_place(config, 'disk')}: cache.disk:"
+    if each > BACKLOG:
+        problem = f"{problem} {arithmetic}, more than the {BACKLOG:,} bytes that may wait to be written"
+        raise ConfigError(problem, hint="set a smaller cache.page_size, or leave the disk out")
+    if "adapters" in model.spec.capabilities:
+        problem = f"{problem} stored KV belongs to one set of weights, and adapters are known by their names only"
+        raise ConfigError(problem, hint="leave the disk out, or serve the model without adapters")
 
 
 def _too_small(config: Config, tier: str, size: int, arithmetic: str) -> ConfigError:
@@ -142,11 +150,14 @@ def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[
     """All that must agree before stored KV may be used, as plain data; names of fields are for messages."""
     from .tier_blocks import FORMAT
 
+    options = config.model.options() if config.model.plugin is not None else type(model).Options()  # type: ignore[attr-defined]
     tokenizer = json.dumps([model.tokenizer.json, sorted(model.tokenizer.special_tokens.items())])
     return {
         "format": FORMAT,
         "model": fingerprint(model),
         "loader": f"{type(model).__module__}:{type(model).__qualname__}",
+        "loader_version": _version(type(model)),
+        "options": options.model_dump(mode="json"),
         "tokenizer": hashlib.sha256(tokenizer.encode("utf-8", "surrogatepass")).hexdigest(),
         "dtype": model.spec.dtype,
         "page_size": ledger.page_size,
@@ -156,16 +167,20 @@ def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[
     }
 
 
+def _version(plugin: type[Any]) -> str:
+    """The release of the distribution that a model plugin is from; empty for a file of somebody's own."""
+    root = plugin.__module__.partition(".")[0]
+    return next((found.version for found in Registry().found("model") if re.split("[.:]", found.target)[0] == root), "")
+
+
 def fingerprint(model: Model) -> str:
     """A hash over weights and configuration, about a second for a gigabyte. ConfigError where there are none."""
     path = Path(model.path)
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in inside if file.is_file() and (file.suffix in _WEIGHTS or file.name == "config.json")]
     if not any(file.suffix in _WEIGHTS for file in files):
-        raise ConfigError(
-            f"cache.disk: stored KV belongs to one set of weights, and there are none to be read at {model.path}",
-            hint="serve the model from a folder or a file, or leave the disk out",
-        )
+        problem = f"cache.disk: stored KV belongs to one set of weights, and there are none to be read at {model.path}"
+        raise ConfigError(problem, hint="serve the model from a folder or a file, or leave the disk out")
     whole = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:

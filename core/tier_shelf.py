@@ -11,15 +11,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from .batch import IntArray
 from .storage import Storage
 from .tier_blocks import Block, Layout
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Bytes that may wait to be written; blocks beyond are not stored, for a device that slow.
-_BACKLOG = 256 * 1024**2
-# What the device gets at the end.
-PATIENCE_S = 10.0
+BACKLOG = 256 * 1024**2
+# How long nothing is given to a device that has failed to write.
+_REST_S = 5.0
+_TOUCHES = 1 << 16  # names that may wait to be touched
 _ENTRY_BYTES = 256  # of a block in memory, beside its data
 _SILENCE_S = 10.0  # between two lines of log about failures
 
@@ -36,10 +38,10 @@ class Worker:
         """Run it after what was submitted before; what it raises is logged."""
         self._queue.put(work)
 
-    def close(self, patience_s: float) -> bool:
-        """End after what was submitted; False if that takes longer."""
+    def close(self, until: float) -> bool:
+        """End after what was submitted; False if that takes longer than until then, of time.monotonic()."""
         self._queue.put(None)
-        self._thread.join(patience_s)
+        self._thread.join(max(0.05, until - time.monotonic()))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -54,25 +56,24 @@ class Shelf:
     """Blocks by name. All methods but `read` are the loop's thread's.
 
     A block that is put goes to memory and, in the background, to the storage. Whatever the storage raises costs the
-    block and is counted.
+    block and is counted. The storage holds `disk_bytes` in all.
     """
 
-    def __init__(self, layout: Layout, host_bytes: int, storage: Storage | None) -> None:
-        self.layout, self._most, self._storage = layout, host_bytes, storage
+    def __init__(self, layout: Layout, host_bytes: int, storage: Storage | None, disk_bytes: int = 1 << 62) -> None:
+        self.layout, self._most, self._disk, self._storage = layout, host_bytes, disk_bytes, storage
         self._kept: OrderedDict[bytes, Block] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._writing: set[bytes] = set()
         self._backlog = 0
+        self._rests_until = 0.0  # time.monotonic() up to which the device is given nothing
+        self._touched: dict[bytes, None] = {}  # to be touched by the writer, in this order
         self._abandoned = False
         self.patient_until = 0.0  # time.monotonic() up to which `put` may wait for the device: at the end
         self._warned = float("-inf")
-        self._lock = threading.Lock()  # of the backlog and the counters
-        names = ("stored", "evicted", "written", "read", "dropped", "corrupt", "failures")
+        self._lock = threading.Lock()  # of the backlog, the touches and the counters
+        names = ("stored", "evicted", "uncopied", "written", "read", "dropped", "corrupt", "failures")
         self.counts: Counter[str] = Counter(dict.fromkeys(names, 0))
         self._writer = Worker("phloem-tier-write") if storage is not None else None
-
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._kept or self.on_disk(name)
 
     @property
     def durable(self) -> bool:
@@ -88,26 +89,46 @@ class Shelf:
         """A block in memory."""
         return self._kept.get(name)
 
-    def wants(self, name: bytes) -> bool:
-        """It is not in the lowest tier yet, nor on its way there."""
-        if self._storage is None:
-            return name not in self._kept
-        return name not in self._writing and not self.on_disk(name)
+    def lacks(self, names: Sequence[bytes], start: int) -> list[int]:
+        """Which blocks of a prefix, from number `start` on, to copy out now: the last first.
+
+        Those that are neither in the lowest tier nor on their way there, and that have a place: in a tier that holds
+        less than the whole prefix its beginning stays. What a busy or failing device does not take may go to memory.
+        """
+        each, room = self.layout.block_bytes, self._room()
+        if self._storage is not None:
+            numbers = range(start, min(len(names), self._disk // each))
+            lacking = [at for at in numbers if names[at] not in self._writing and not self.on_disk(names[at])]
+            with self._lock:
+                self.counts["dropped"] += max(0, len(lacking) - room)
+            if room or not self._most:
+                return lacking[:room][::-1]
+        most = self._most // (each - self.layout.head_bytes + _ENTRY_BYTES)
+        return [at for at in range(start, min(len(names), most)) if names[at] not in self._kept][::-1]
+
+    def _room(self) -> int:
+        """Blocks that the device takes now."""
+        now = time.monotonic()
+        if now < self.patient_until:
+            return 1 << 62
+        return 0 if now < self._rests_until else max(0, BACKLOG - self._backlog) // self.layout.block_bytes
+
+    def copy(self, name: bytes, slots: Sequence[IntArray]) -> Block | None:
+        """A block of memory or of the pools; None, counted and logged, where there is no memory to copy it to."""
+        return self._try("copying out", lambda: self._kept.get(name) or self.layout.copy(slots), "uncopied")
 
     def put(self, name: bytes, block: Block, parent: bytes, keys: array[int]) -> None:
         """Keep a block, of these keys behind the block `parent`, in every tier that lacks it."""
         self.keep(name, block)
-        if self._storage is None or name in self._writing or self.on_disk(name):
+        if (storage := self._storage) is None or self._writer is None or name in self._writing or self.on_disk(name):
             return
-        while self._backlog + block.data.nbytes > _BACKLOG and time.monotonic() < self.patient_until:
+        while self._backlog + block.data.nbytes > BACKLOG and time.monotonic() < self.patient_until:
             time.sleep(0.002)
-        with self._lock:
-            full = self._backlog + block.data.nbytes > _BACKLOG
-            self.counts["dropped"] += full
-            self._backlog += 0 if full else block.data.nbytes
-        if not full:
+        if self._room():
+            with self._lock:
+                self._backlog += block.data.nbytes
             self._writing.add(name)
-            self._write(lambda: self._store(name, block, parent, keys))
+            self._writer.submit(lambda: self._store(storage, name, block, parent, keys))
 
     def keep(self, name: bytes, block: Block) -> None:
         """Keep a block in memory, and let go the least recently used ones for it."""
@@ -126,26 +147,34 @@ class Shelf:
         for name in backwards:
             if name in self._kept:
                 self._kept.move_to_end(name)
-        if (storage := self._storage) is not None:
-            self._write(lambda: self._try("touch", lambda: storage.touch(backwards)))
+        if (storage := self._storage) is None or self._writer is None:
+            return
+        with self._lock:
+            pending = bool(self._touched) or not names
+            for name in backwards if len(self._touched) < _TOUCHES else ():
+                self._touched.pop(name, None)
+                self._touched[name] = None
+        if not pending:
+            self._writer.submit(lambda: self._touch(storage))
 
     def clear(self) -> None:
         """Drop what is in memory."""
         self._kept.clear()
         self._bytes = 0
 
-    def close(self) -> None:
-        """Write what waits to be written, for a while."""
-        if self._writer is not None and self._storage is not None:
-            if not self._writer.close(PATIENCE_S):
-                self._abandoned = True
-                log.warning("tiers: %d bytes were not written before the end", self._backlog)
+    def close(self, until: float, readers: Callable[[float], object]) -> None:
+        """Write what waits to be written, if that is done by then, of time.monotonic(); then end the `readers`."""
+        if self._writer is not None and not self._writer.close(until):
+            self._abandoned = True
+            log.warning("tiers: %d bytes were not written before the end", self._backlog)
+        readers(until)
+        if self._storage is not None:
             self._try("close", self._storage.close)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Per tier `blocks`, `bytes` and counts since the start."""
-        host = {"blocks": len(self._kept), "bytes": self._bytes}
-        made = {"host": {**host, "stored": self.counts["stored"], "evicted": self.counts["evicted"]}}
+        host = {"blocks": len(self._kept), "bytes": self._bytes, "failures": self.counts["uncopied"]}
+        made = {"host": host | {name: self.counts[name] for name in ("stored", "evicted")}}
         if (storage := self._storage) is not None:
             with self._lock:
                 own = {name: self.counts[name] for name in ("written", "read", "dropped", "corrupt", "failures")}
@@ -169,9 +198,8 @@ class Shelf:
             self._try("reject", lambda: storage.reject(name))
         return block
 
-    def _store(self, name: bytes, block: Block, parent: bytes, keys: array[int]) -> None:
-        storage = self._storage
-        assert storage is not None, "a block to store without a storage"
+    def _store(self, storage: Storage, name: bytes, block: Block, parent: bytes, keys: array[int]) -> None:
+        """On the thread that writes."""
 
         def write() -> bool:
             storage.write(name, self.layout.seal(block, parent, keys))
@@ -181,20 +209,23 @@ class Shelf:
         with self._lock:
             self._backlog -= block.data.nbytes
             self.counts["written"] += bool(written)
+        if not written:
+            self._rests_until = time.monotonic() + _REST_S
         self._writing.discard(name)
 
-    def _write(self, work: Callable[[], object]) -> None:
-        if self._writer is not None:
-            self._writer.submit(work)
+    def _touch(self, storage: Storage) -> None:
+        with self._lock:
+            names, self._touched = [*self._touched], {}
+        self._try("touch", lambda: storage.touch(names))
 
-    def _try(self, what: str, work: Callable[[], T]) -> T | None:
-        """A storage is a stranger and a device fails: neither may cost a request more than a computation."""
+    def _try(self, what: str, work: Callable[[], T], count: str = "failures") -> T | None:
+        """A storage is a stranger, a device fails, memory ends: none may cost a request more than a computation."""
         try:
             return work()
         except Exception as error:
             with self._lock:
-                self.counts["failures"] += 1
-            self._complain("%s failed: %s", what, error)
+                self.counts[count] += 1
+            self._complain("%s failed: %r", what, error)
             return None
 
     def _complain(self, text: str, *arguments: object) -> None:

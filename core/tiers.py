@@ -20,12 +20,14 @@ from .ledger import Ledger
 from .request import Namespace, Request
 from .tier_blocks import Layout
 from .tier_loads import Loads, Ticket
-from .tier_shelf import PATIENCE_S, Shelf
+from .tier_shelf import Shelf
 
 log = logging.getLogger(__name__)
 Write = Literal["through", "hot", "back"]
 # A request does not wait for fewer tokens than this.
 _LEAST_TOKENS = 16
+# What an orderly end gives to the device, all in all.
+PATIENCE_S = 10.0
 
 
 class Tiers:
@@ -49,20 +51,31 @@ class Tiers:
             return None
         names, first = self._names(request), have // size
         if first < len(names) and (other := self.loads.open.get(names[first])) is not None:
+            other.waiting.append(request)
             return other
-        last = first
-        while last < len(names) and names[last] in self._shelf:
-            last += 1
+        last, here = self._found(names, first)
         end = min(limit, last * size)
         if end - have < _LEAST_TOKENS:
             return None
-        if end - have > room() - self.loads.reserved:  # one that gives room may come of those on their way
-            return next(iter(self.loads.open.values()), None)
+        if end - have > room() - (0 if here else self.loads.reserved):
+            # One that gives room may come of those on their way; what is in memory waits for no device.
+            return next((ticket for ticket in self.loads.open.values() if not here or ticket.slots), None)
         request.loaded = request.retractions
         parent = names[first - 1] if first else self._root(request.namespace)
         ticket = Ticket(request, request.keys[:], limit, first, names[first:last], parent, end - have)
         self.loads.start(ticket)
         return ticket
+
+    def _found(self, names: Sequence[bytes], first: int) -> tuple[int, bool]:
+        """Up to which block from `first` on a prefix is to be had, and whether all of that is in memory."""
+        last, here = first, True
+        while last < len(names):
+            if self._shelf.get(names[last]) is None:
+                if self.loads.late or not self._shelf.on_disk(names[last]):
+                    break
+                here = False
+            last += 1
+        return last, here
 
     # --- from the pools to the tiers
 
@@ -72,7 +85,7 @@ class Tiers:
         found = self._names(request)[: request.lease.length // self._layout.size]
         if found:
             self._shelf.refresh(found)
-        if self._write != "back":
+        if self._write == "through" or (self._write == "hot" and not request.retractions):  # else it is its own text
             self._keep(request, 0, request.lease.length)
 
     def published(self, request: Request, length: int) -> None:
@@ -85,7 +98,7 @@ class Tiers:
         """Copy the whole blocks that end within tokens [start, length) of a request, and that lie in no tier."""
         size, ledger = self._layout.size, self._ledger
         names = self._names(request)[: length // size]
-        wanted = [at for at in range(start // size, len(names)) if self._shelf.wants(names[at])]
+        wanted = self._shelf.lacks(names, start // size)
         if not wanted:
             return
         rows = [table[request.row] for table in ledger.table.slots]
@@ -115,18 +128,16 @@ class Tiers:
         """
         size = self._layout.size
         names = self._chain([], tokens, namespace)
-        for at in range(base // size, len(names)):
-            if self._shelf.wants(names[at]):
-                self._put(
-                    names, at, tokens, namespace, [own[at * size - base : (at + 1) * size - base] for own in slots]
-                )
+        for at in self._shelf.lacks(names, base // size):
+            self._put(names, at, tokens, namespace, [own[at * size - base : (at + 1) * size - base] for own in slots])
         self._shelf.refresh(names)
 
     def _put(self, names: list[bytes], at: int, keys: array[int], space: Namespace, slots: Sequence[IntArray]) -> None:
         size = self._layout.size
-        block = self._shelf.get(names[at]) or self._layout.copy(slots)
-        parent = names[at - 1] if at else self._root(space)
-        self._shelf.put(names[at], block, parent, keys[at * size : (at + 1) * size])
+        block = self._shelf.copy(names[at], slots)
+        if block is not None:
+            parent = names[at - 1] if at else self._root(space)
+            self._shelf.put(names[at], block, parent, keys[at * size : (at + 1) * size])
 
     # --- names
 
@@ -153,19 +164,23 @@ class Tiers:
         return bool(self.loads.open)
 
     def clear(self) -> None:
-        """Forget what is in memory; the storage keeps what it has."""
+        """Forget what is in memory, or on its way there; the storage keeps what it has."""
+        self.loads.clear()
         self._shelf.clear()
 
     def close(self, *, clean: bool) -> None:
-        """End the threads. If the engine ends in order, a cache that writes back is stored first, for a while."""
-        self.loads.close()
-        if clean and self._write == "back" and self._shelf.durable:
-            self._save()
-        self._shelf.close()
+        """End the threads. If the engine ends in order, a cache that writes back is stored first.
 
-    def _save(self) -> None:
+        All of it takes `PATIENCE_S` at most, whatever hangs.
+        """
+        end = time.monotonic() + PATIENCE_S
+        if clean and self._write == "back" and self._shelf.durable:
+            self._save(end)
+        self._shelf.close(end, self.loads.close)
+
+    def _save(self, end: float) -> None:
         """Store what only the pools have."""
-        collector, end = _Collector(), time.monotonic() + PATIENCE_S
+        collector = _Collector()
         self._shelf.patient_until = end
         cache = self._ledger.cache
         cache.listen(collector)

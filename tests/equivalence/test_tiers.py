@@ -9,6 +9,8 @@ import json
 import random
 import shutil
 import threading
+import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,9 @@ from typing import Any
 
 import pytest
 
-from phloem import Engine, loop, tier_loads, tier_shelf
+from phloem import Engine, loop, tier_blocks, tier_loads, tier_shelf, tiers
+from phloem.events import block_hashes
+from phloem.request import Namespace
 
 from .harness import assert_same, engine, greedy, pairwise, tiny_reference
 
@@ -184,11 +188,24 @@ def test_only_what_was_found_again_is_hot(tiny_model: Tiny) -> None:
         assert run(made, once)[1] == 0
 
 
+def test_its_own_text_makes_no_request_hot(tiny_model: Tiny) -> None:
+    """It finds it when it comes back after a retraction."""
+    path, prompt = tiny_model("llama"), text(68, 200)
+    with tiered(path, host={"size": "64MiB", "write": "hot"}) as made:
+        stream = made.stream(prompt, greedy(40))
+        next(stream)
+        made.invoke(lambda core: core.scheduler.retract(core.scheduler.running[0])).result()
+        assert sum(len(delta.outputs[0].token_ids) for delta in stream) == 39
+        assert tier(made, "host", "stored") == 0
+        run(made, prompt)
+        assert tier(made, "host", "stored") == 3
+
+
 def test_an_orderly_end_saves_all_that_a_cache_writes_back(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However little may wait to be written."""
-    monkeypatch.setattr(tier_shelf, "_BACKLOG", 2 * BLOCK * 768)
+    monkeypatch.setattr(tier_shelf, "BACKLOG", 2 * BLOCK * 800)
     path, back = tiny_model("llama"), {"size": "64MiB", "write": "back"}
     prompts = [text(14, 250), text(15, 230)]
     with tiered(path, tmp_path, host=back) as made:
@@ -246,11 +263,6 @@ def test_namespaces_share_no_block(tiny_model: Tiny, tmp_path: Path) -> None:
 
 def forget(made: Engine, prompt: list[int], salt: str) -> None:
     """Delete what the disk has of a text."""
-    from array import array
-
-    from phloem.events import block_hashes
-    from phloem.request import Namespace
-
     for name in block_hashes(array("i", prompt), BLOCK, Namespace(salt=salt)):
         assert device(made).holds(name)
         device(made).reject(name)
@@ -299,12 +311,35 @@ def test_of_a_prefix_the_end_goes_first(tiny_model: Tiny) -> None:
         assert run(made, prompt)[1] == 4 * BLOCK
 
 
+@pytest.mark.parametrize("where", ["host", "disk", "host of two"])
+def test_of_a_prefix_larger_than_a_tier_the_beginning_stays(tiny_model: Tiny, tmp_path: Path, where: str) -> None:
+    """However often it is asked for; and nothing is copied again for it."""
+    path, prompt, four = tiny_model("llama"), text(69, 420), 4 * (BLOCK * 768 + 600)
+    kv = tmp_path if where != "host" else None
+    sections: Any = {"disk": {"size": four}} if where == "disk" else {}
+    with tiered(path, kv, host=None if where == "disk" else four, **sections) as made:
+        for again in range(3):
+            assert run(made, prompt)[1] == (0 if not again else 384 if where == "host of two" else 256)
+            if kv is not None:
+                eventually(lambda: not tier(made, "disk", "backlog"))
+            if where != "disk":
+                names = made.core.ledger.tiers._shelf._kept  # type: ignore[union-attr]
+                keys = made.core.ledger.tiers._chain([], array("i", prompt), Namespace())  # type: ignore[union-attr]
+                assert {*names} == {*keys[:4]}
+            made.invoke(lambda core: core.ledger.cache.reset()).result()
+        copied = tier(made, "host", "stored") if kv is None else tier(made, "disk", "written")
+        assert copied == (6 if where == "host of two" else 4)
+
+
 # --- failures cost a computation
 
 
 @pytest.mark.parametrize("fault", ["write", "read", "torn", "corrupt", "empty", "holds", "touch", "stats", "reject"])
-def test_a_device_that_fails(tiny_model: Tiny, tmp_path: Path, caplog: Any, fault: str) -> None:
+def test_a_device_that_fails(
+    tiny_model: Tiny, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     """Disk full, torn writes, corrupt blocks, and methods of a storage that raise: a line of log and a counter."""
+    monkeypatch.setattr(tier_shelf, "_REST_S", 0.0)
     path, prompt = tiny_model("llama"), text(31, 300)
     faults = ("corrupt", "reject") if fault == "reject" else (fault,)
     with tiered(path, tmp_path, storage=FAULTY, host=None, disk={"faults": faults}) as made:
@@ -313,9 +348,9 @@ def test_a_device_that_fails(tiny_model: Tiny, tmp_path: Path, caplog: Any, faul
         eventually(lambda: not tier(made, "disk", "backlog"))
         got, cached = run(made, prompt)
         same(path, prompt, got, fault)
-        assert cached == (256 if fault == "stats" else 0)
+        assert cached == (256 if fault in ("stats", "touch") else 0)
         told = made.stats()["tiers"]
-        assert told["failed"] == (fault not in ("write", "holds", "stats"))  # and is not tried again
+        assert told["failed"] == (fault not in ("write", "holds", "stats", "touch"))  # and is not tried again
         assert told["disk"]["failures"] > 0 or told["disk"]["corrupt"] > 0
         assert "tiers: " in caplog.text
         device(made).faults.clear()
@@ -344,8 +379,6 @@ def test_a_device_that_hangs_costs_a_computation(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_LOAD_WAIT_S", 0.001)
-    for module in (tier_loads, tier_shelf):
-        monkeypatch.setattr(module, "PATIENCE_S", 0.1)
     path, prompt = tiny_model("llama"), text(34, 300)
     with loading(path, tmp_path, prompt) as (made, result):
         result.thread.join(20)
@@ -353,6 +386,107 @@ def test_a_device_that_hangs_costs_a_computation(
         assert result.cached == 0
         device(made).gate.set()
         eventually(lambda: not made.stats()["tiers"]["loading"])
+
+
+def test_what_hangs_is_given_up_and_asked_for_nothing_more(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing queues behind it, nothing is reserved for it, and an engine without work waits for work."""
+    monkeypatch.setattr(tier_loads, "READ_S", 0.3)
+    path, prompt = tiny_model("llama"), text(61, 300)
+    with loading(path, tmp_path, prompt) as (made, result):
+        result.thread.join(20)
+        same(path, prompt, result.tokens, "given up")
+        loads = made.core.ledger.tiers.loads  # type: ignore[union-attr]
+        assert (result.cached, loads.open, loads.reserved, loads.late) == (0, {}, 0, True)
+        made.flush_cache()
+        assert run(made, prompt)[1] == 0
+        assert made.stats()["tiers"]["failed"] == 1, "it is not asked again"
+        device(made).gate.set()
+        eventually(lambda: not loads.late)
+        made.flush_cache()
+        assert run(made, prompt)[1] == 256
+        assert device(made).reads == 1 + 4, "of what was given up, no more than was under way"
+
+
+def test_what_is_in_memory_waits_for_no_device(tiny_model: Tiny, tmp_path: Path) -> None:
+    path, hung, here = tiny_model("llama"), text(62, 420), text(63, 300)
+    with tiered(path, tmp_path, storage=FAULTY) as made:
+        run(made, hung)
+        stored(made, 6)
+        made.flush_cache()
+        run(made, here)
+        made.invoke(lambda core: core.ledger.cache.reset()).result()
+        device(made).gate.clear()
+        result = Loading(made, hung)
+        got, cached = run(made, here)
+        same(path, here, got, "beside a device that hangs")
+        assert cached == 256
+        assert not result.done
+        device(made).gate.set()
+        result.thread.join(20)
+        same(path, hung, result.tokens, "after all")
+
+
+def test_whoever_else_waits_gets_what_the_first_has_left(tiny_model: Tiny, tmp_path: Path) -> None:
+    path, prompt = tiny_model("llama"), text(64, 300)
+    with loading(path, tmp_path, prompt) as (made, first):
+        second = Loading(made, prompt)
+        eventually(lambda: len(next(iter(made.core.ledger.tiers.loads.open.values())).waiting) == 2)  # type: ignore[union-attr]
+        made.invoke(lambda core: core.abort_now(first.call_id)).result()
+        first.thread.join(20)
+        device(made).gate.set()
+        second.thread.join(20)
+        same(path, prompt, second.tokens, "the second")
+        assert second.cached == 256
+
+
+@pytest.mark.parametrize("write", ["through", "hot", "back"])
+def test_a_copy_that_fails_costs_the_copy(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: Any, write: str
+) -> None:
+    """No memory for it, on either side."""
+
+    def read(*_: Any) -> None:
+        raise MemoryError("as the test asked for")
+
+    monkeypatch.setattr(tier_blocks.Rows, "read", read)
+    path, prompt = tiny_model("llama"), text(65, 300)
+    with tiered(path, host={"size": "64MiB", "write": write}) as made:
+        for what in ("cold", "again"):
+            same(path, prompt, run(made, prompt)[0], what)
+        crowd(made)
+        same(path, prompt, run(made, prompt)[0], "evicted")
+        assert tier(made, "host", "failures") > 0
+        assert tier(made, "host", "blocks") == 0
+    assert "copying out failed: MemoryError" in caplog.text
+
+
+@pytest.mark.parametrize("hangs", ["read", "write"])
+def test_an_end_takes_as_long_as_it_says(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    """All of it, whatever hangs."""
+    monkeypatch.setattr(tiers, "PATIENCE_S", 0.5)
+    path, back = tiny_model("llama"), {"size": "64MiB", "write": "back"}
+    with engine(path, cache={"tokens": POOL, "host": back, "disk": disk(tmp_path)}) as made:
+        run(made, text(66, 300))
+        gate = threading.Event()
+        below: Any = made.core.ledger.tiers
+        if hangs == "read":
+            below.loads._reader.submit(lambda: gate.wait(60))
+            below.loads._filler.submit(lambda: gate.wait(60))
+        else:
+            monkeypatch.setattr(device(made), "write", lambda *_: gate.wait(60))
+        begin = time.monotonic()
+        below.close(clean=True)
+        assert time.monotonic() - begin < 1.2
+        made.core.ledger.tiers = None
+        gate.set()
+
+
+def disk(path: Path) -> dict[str, Any]:
+    return {"use": FAULTY, "path": str(path), "size": "64MiB"}
 
 
 @pytest.mark.parametrize("what", ["abort", "retract", "flush", "evict"])
@@ -381,7 +515,18 @@ def test_what_happens_while_a_load_is_under_way(tiny_model: Tiny, tmp_path: Path
         assert run(made, prompt)[1] >= 256
 
 
-@pytest.mark.parametrize("what", ["look", "abort", "fail"])
+def test_a_flush_ends_what_is_being_read(tiny_model: Tiny, tmp_path: Path) -> None:
+    path, prompt = tiny_model("llama"), text(67, 300)
+    with loading(path, tmp_path, prompt) as (made, result):
+        made.flush_cache()
+        result.thread.join(20)
+        same(path, prompt, result.tokens, "computed")
+        assert result.cached == 0
+        device(made).gate.set()
+        assert made.stats()["tiers"]["loads"] == 0
+
+
+@pytest.mark.parametrize("what", ["look", "abort", "fail", "flush"])
 def test_what_happens_while_slots_are_being_filled(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -408,13 +553,17 @@ def test_what_happens_while_slots_are_being_filled(
         assert group["leased"] == 256
         if what == "abort":
             made.invoke(lambda core: core.abort_now(result.call_id)).result()
+        if what == "flush":
+            made.flush_cache()
+            assert tier(made, "host", "blocks") == 0
         gate.set()
         result.thread.join(20)
+        eventually(lambda: not made.core.ledger.loading)
         eventually(lambda: not made.stats()["tiers"]["loading"])
         made.check()
         if what != "abort":
             same(path, prompt, result.tokens, what)
-        assert result.cached == {"look": 256, "fail": 0, "abort": 0}[what]
+        assert result.cached == {"look": 256, "fail": 0, "abort": 0, "flush": 0}[what]
         assert all(group["protected"] == group["leased"] == 0 for group in made.stats()["groups"])
 
 

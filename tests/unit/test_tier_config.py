@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phloem import Engine
+from phloem import Engine, tier_shelf
 from phloem.config import load_config
 from phloem.errors import ConfigError, PhloemError
 from phloem.model_spec import ModelSpec
-from phloem.tier_setup import fingerprint
+from phloem.tier_setup import build_tiers, fingerprint, identity
 
 Tiny = Callable[[str], Path]
 
@@ -139,3 +141,49 @@ def test_a_model_without_weights_to_read_has_no_disk(tmp_path: Path) -> None:
 
     with pytest.raises(PhloemError, match="there are none to be read at"):
         fingerprint(Model())  # type: ignore[arg-type]
+
+
+def test_a_block_that_may_not_wait_to_be_written_is_refused(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_shelf, "BACKLOG", 49_701)
+    text = refused_at_start(
+        written(tmp_path, f"  disk: {{size: 1GiB, path: {tmp_path}/kv}}\n  tokens: 512\n", tiny_model("llama"))
+    )
+    block = "one block of 64 tokens x 768 bytes + 550 = 49,702 bytes"
+    assert f"engine.yaml:4:10: cache.disk: {block}, more than the 49,701 bytes that may wait" in text
+    assert not (tmp_path / "kv").exists()
+
+
+def test_adapters_have_no_disk(tiny_model: Tiny, tmp_path: Path) -> None:
+    """They are known by name only, so stored KV might be another's."""
+    path = written(tmp_path, "  disk: {path: ./kv, size: 1GiB}\n  tokens: 512\n", tiny_model("llama"))
+    config = load_config(path, env={})
+    with Engine.from_yaml(path, sets=["cache.disk=none"]) as made:
+        parts = made.core.parts
+        capabilities = parts.executor.model.spec.capabilities | {"adapters"}
+        model: Any = type(
+            "Model", (), {"spec": dataclasses.replace(parts.executor.model.spec, capabilities=capabilities)}
+        )
+
+        def unused(*_: Any, **__: Any) -> Any:
+            raise AssertionError("it is refused before")
+
+        with pytest.raises(ConfigError, match="adapters are known by their names only"):
+            build_tiers(config, "radix", parts.ledger, model, unused, unused, unused)
+
+
+def test_a_store_belongs_to_options_and_a_release_of_the_model_plugin(tiny_model: Tiny, tmp_path: Path) -> None:
+    """`auto` and the name of what it chose are the same."""
+    cache = f"  disk: {{path: {tmp_path}/kv, size: 1GiB}}\n  tokens: 512\n"
+    found = []
+    for model in ("", ", use: native", ", use: native, product: torch", ", name: mine"):
+        path = written(tmp_path, cache, f"{tiny_model('llama')}{model}")
+        with Engine.from_yaml(path) as made:
+            tiers: Any = made.core.ledger.tiers
+            found.append(
+                identity(load_config(path, env={}), made.core.parts.executor.model, tiers._ledger, tiers._layout)
+            )
+    assert found[0] == found[1] == found[3]
+    assert {name for name in found[0] if found[0][name] != found[2][name]} == {"options"}
+    assert found[0]["loader_version"] == metadata.version("phloem")
