@@ -284,8 +284,8 @@ class Scheduler:
         if have + page > limit:
             return False
         for other in prefilling:
-            if other.namespace != request.namespace:
-                continue
+            if other.namespace != request.namespace or other.state is not State.RUNNING:
+                continue  # it may have been retracted in this very step
             # Who has waited goes on waiting for as little as a declared sibling would.
             close = request.deferred > 0 or (group is not None and other.call.group == group)
             least = have + max(page, (limit - have) // SIBLING_SHARE + 1 if close else SHARED_PREFIX_TOKENS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
 from phloem import Engine, SamplingParams
 from phloem.errors import ConfigError, RequestError
+from phloem.loop import EngineCore
 
 TinyModel = Callable[[str], Path]
 ARCHS = ["lfm2", "mamba2"]
@@ -308,3 +312,32 @@ def _logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     """The reference's, [len(tokens), vocab]."""
     logits: torch.Tensor = tiny_reference(folder).model(torch.tensor([list(tokens)])).logits[0]
     return logits.float().log_softmax(-1)
+
+
+def test_nothing_is_marked_at_who_was_preempted_in_the_same_step(tiny_model: TinyModel) -> None:
+    """One waits for a prefix of a request that has just given way: it had no states any more, and was given some."""
+    long, other = prompts(2, low=400, high=420, shared=0)
+    sections = {"schedule": {"use": "priority", "max_running": 1, "chunk": 4}}
+    with engine(tiny_model("lfm2"), **sections) as running:
+        first = running.stream(long, greedy(2))
+        late = [
+            running._call(other, greedy(2), stream=False, priority=100),
+            running._call([*long[:200], 7], greedy(2), stream=False),
+        ]
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def arrive(core: EngineCore) -> None:
+            for call in late:
+                running.open_call(call, lambda event: done.put(event.call_id) if event.finish_reason else None)
+
+        def read() -> None:
+            list(first)
+            done.put("first")
+
+        threading.Thread(target=read).start()
+        while not running.stats()["running"]:
+            time.sleep(0.001)
+        running.invoke(arrive).result()
+        assert {done.get(timeout=60) for _ in range(3)} == {"first", *(call.call_id for call in late)}
+        assert running.stats()["retractions"] > 0
+        running.check()
