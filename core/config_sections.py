@@ -296,15 +296,21 @@ class EngineSection(Section):
     """Verify slot accounting after every step: for tests and bug hunts."""
 
 
+def name_and_options(choice: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A plugin that is chosen by its name, or by a mapping of `use` and its options."""
+    if isinstance(choice, str):
+        return choice, {}
+    return str(choice.get("use", "")), {key: value for key, value in choice.items() if key != "use"}
+
+
 def _known(kind: str, *words: str) -> AfterValidator:
     """Only the server uses these plugins: names are checked against metadata, options by importing the plugin."""
 
     def check(choice: Any) -> Any:
-        name = str(choice.get("use", "") if isinstance(choice, dict) else choice)
+        name, given = name_and_options(choice)
         known = [*words, *Registry().names(kind)]
         if ":" not in name and name not in known:
             raise _problem(f"no {kind} plugin is named '{name}' {did_you_mean(name, known)}")
-        given = {key: value for key, value in choice.items() if key != "use"} if isinstance(choice, dict) else {}
         if given and name in words:
             raise _problem(f"'{name}' has no options")
         if given:

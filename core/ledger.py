@@ -128,17 +128,23 @@ class Ledger:
         need = self._pages(tokens) - request.capacity
         if need <= 0:
             return True
-        for group, pool in enumerate(self.pools):
-            if pool.free < need:
-                self.evicted += self.cache.evict(need - pool.free, group)
-            if pool.free < need:
-                return False
-        for pool, table in zip(self.pools, self.table.slots, strict=True):
-            slots = pool.alloc(need)
-            assert slots is not None
+        taken = self.take([need] * len(self.pools))
+        if taken is None:
+            return False
+        for slots, table in zip(taken, self.table.slots, strict=True):
             table[request.row, request.capacity : request.capacity + need] = slots
         request.capacity += need
         return True
+
+    def take(self, counts: Sequence[int]) -> tuple[IntArray, ...] | None:
+        """So many slots of each group, whole pages, evicting if needed; None (none are taken) if there are too few."""
+        for group, (pool, count) in enumerate(zip(self.pools, counts, strict=True)):
+            if pool.free < count:
+                self.evicted += self.cache.evict(count - pool.free, group)
+            if pool.free < count:
+                return None
+        taken = [pool.alloc(count) for pool, count in zip(self.pools, counts, strict=True)]
+        return tuple(slots for slots in taken if slots is not None)
 
     def trim(self, request: Request, tokens: int) -> None:
         """Return the pages beyond those that tokens[:tokens] need."""

@@ -170,7 +170,7 @@ class Loads:
         ticket.lows = [self._low(group, begin, end) for group in range(len(ledger.pools))]
         taken = None
         try:
-            taken = self._take([end - low for low in ticket.lows]) if end > begin else None
+            taken = ledger.take([end - low for low in ticket.lows]) if end > begin else None
         except Exception:  # an eviction rule: nothing was taken yet
             log.exception("no slots could be had for a prefix to load")
         if taken is None:
@@ -178,17 +178,6 @@ class Loads:
             return False
         ticket.lease, ticket.end, ticket.slots = lease, end, taken
         return True
-
-    def _take(self, counts: list[int]) -> tuple[IntArray, ...] | None:
-        """Slots, so many per group, in whole pages; None, and none are taken, if there are too few."""
-        ledger = self._ledger
-        for group, (pool, count) in enumerate(zip(ledger.pools, counts, strict=True)):
-            if pool.free < count:
-                ledger.evicted += ledger.cache.evict(count - pool.free, group)
-        if any(pool.free < count for pool, count in zip(ledger.pools, counts, strict=True)):
-            return None
-        taken = [pool.alloc(count) for pool, count in zip(ledger.pools, counts, strict=True)]
-        return tuple(slots for slots in taken if slots is not None)
 
     def _low(self, group: int, begin: int, end: int) -> int:
         """Where the rows begin that a prefix of `end` tokens needs of a group, beside those of a leased one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phloem.config_sections import name_and_options
 from phloem.interfaces import Api, PluginContext
 from phloem.registry import Registry, construct
 
@@ -13,16 +14,15 @@ Entry = str | Mapping[str, Any]
 
 def api_name(entry: Entry) -> str:
     """The plugin's name."""
-    return entry if isinstance(entry, str) else str(entry["use"])
+    return name_and_options(entry)[0]
 
 
 def build_apis(entries: Sequence[Entry], parsers: Mapping[str, Any]) -> list[Api]:
     """The plugins, in order. Raises PluginError for one that cannot be used; options were checked with the config."""
     made: list[Api] = []
     for entry in entries:
-        name = api_name(entry)
+        name, given = name_and_options(entry)
         plugin = Registry().load("api", name)
-        given = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "use"}
         context = PluginContext("api", name, extras={"parsers": parsers})
         made.append(construct("api", name, plugin, plugin.Options(**given), context))
     return made

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from phloem.config_sections import name_and_options
 from phloem.errors import PluginError, RequestError
 from phloem.interfaces import Parser, ParserStream, PluginContext
 from phloem.registry import Registry
@@ -105,7 +106,7 @@ class Parsers:
         for role, choice in self._choices.items():
             if choice not in ("auto", "none") and role not in self._parser(choice).capabilities:
                 where = f"server.{'tool' if role == 'tools' else role}_parser"
-                raise PluginError(f"{where}: '{_name(choice)}' reads no {role}")
+                raise PluginError(f"{where}: '{name_and_options(choice)[0]}' reads no {role}")
 
     def formats(self, tokenizer: Tokenizer) -> Formats:
         """What is known of the model; the first call for a tokenizer imports parsers and renders probes."""
@@ -148,14 +149,9 @@ class Parsers:
         return self._built[key]
 
 
-def _name(choice: Choice) -> str:
-    return choice if isinstance(choice, str) else str(choice.get("use"))
-
-
 def _build(registry: Registry, choice: Choice) -> Parser:
     """Raises PluginError. Options were checked with the config."""
-    name = _name(choice)
-    given = {} if isinstance(choice, str) else {key: value for key, value in choice.items() if key != "use"}
+    name, given = name_and_options(choice)
     cls = registry.load("parser", name)
     options = cls.Options(**given)
     try:

@@ -139,3 +139,13 @@ def tiny_reference(path: Path) -> Reference:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     return Reference(model)
+
+
+def serve(running: Engine, folder: Path, texts: Sequence[list[int]], count: int, **call: Any) -> list[Any]:
+    """Greedy outputs of a tiny model, each of so many tokens, the reference's."""
+    results = running.generate(list(texts), greedy(count), **call)
+    reference = tiny_reference(folder)
+    reference.learn(texts, count)
+    for result, text in zip(results, texts, strict=True):
+        assert_same(result.token_ids, *reference.greedy(text, count), f"a prompt of {len(text)}")
+    return list(results)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy import stats as statistics
 
-from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, prompts, tiny_reference
+from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, prompts, serve, tiny_reference
 from equivalence.test_text_drafters import PATTERN, TOY, logprobs_of, told
 from phloem import SamplingParams
 from phloem.results import Result
@@ -58,7 +58,7 @@ def run_combination(
     size: str,
 ) -> dict[str, Any]:
     folder = tiny_model(arch)
-    reference, asked = tiny_reference(folder), prompts(6)
+    asked = prompts(6)
     sections: dict[str, Any] = {
         "cache": {"use": cache, "page_size": page, "tokens": pool},
         "schedule": {"chunk": chunk},
@@ -67,8 +67,7 @@ def run_combination(
     }
     with engine(folder, **sections) as running:
         for _ in range(2):
-            for result, prompt in zip(running.generate(asked, greedy(COUNT)), asked, strict=True):
-                assert_same(result.token_ids, *reference.greedy(prompt, COUNT), f"prompt of {len(prompt)}")
+            for result in serve(running, folder, asked, COUNT):
                 assert result.usage.completion_tokens == COUNT
         running.check()
         stats = dict(running.stats())

@@ -12,21 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
+from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, serve, tiny_reference
 from phloem import Engine, SamplingParams
 from phloem.errors import ConfigError, RequestError
 from phloem.loop import EngineCore
 
 TinyModel = Callable[[str], Path]
 ARCHS = ["lfm2", "mamba2"]
-
-
-def serve(running: Engine, folder: Path, texts: Sequence[list[int]], count: int, **call: Any) -> list[Any]:
-    """Greedy outputs, each the reference's."""
-    results = running.generate(list(texts), greedy(count), **call)
-    for result, text in zip(results, texts, strict=True):
-        assert_same(result.token_ids, *tiny_reference(folder).greedy(text, count), f"a prompt of {len(text)}")
-    return list(results)
 
 
 def all_back(running: Engine) -> None:

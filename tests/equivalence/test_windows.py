@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import WINDOW
 
-from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, tiny_reference
+from equivalence.harness import engine, greedy, pairwise, prompts, serve, tiny_reference
 from phloem import Engine
 from phloem.errors import ConfigError
 from phloem.request import Namespace
@@ -25,15 +25,6 @@ SCARCE: dict[str, Any] = {
 def scarce(page: int = 1, **more: Any) -> dict[str, Any]:
     """`SCARCE` at a page size, and other sections."""
     return {**SCARCE, "cache": {**SCARCE["cache"], "page_size": page}, **more}
-
-
-def serve(running: Engine, folder: Path, texts: list[list[int]], count: int) -> list[Any]:
-    """Greedy outputs, each the reference's."""
-    results = running.generate(texts, greedy(count))
-    tiny_reference(folder).learn(texts, count)
-    for result, text in zip(results, texts, strict=True):
-        assert_same(result.token_ids, *tiny_reference(folder).greedy(text, count), f"a prompt of {len(text)}")
-    return list(results)
 
 
 def window_group(running: Engine) -> dict[str, int]:

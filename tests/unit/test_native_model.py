@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import WINDOW
+from tiny_suite import TinySuite
 
 from phloem.errors import ModelError
 from phloem.interfaces import PluginContext
 from phloem.plugins.attention.torch_paged import TorchAttention
 from phloem.plugins.model.native import NativeModel
 from phloem.plugins.model.native.config import read_arch
-from phloem.testing.model import ModelSuite
 from phloem.testing.ragged import Part, Ragged
 
 TinyModel = Callable[[str], Path]
@@ -112,48 +112,32 @@ def hf(folder: Path) -> Any:
     ).eval()
 
 
-class TestLlama(ModelSuite):
+class TestLlama(TinySuite):
     """The conformance suite on one family without windows ..."""
 
     plugin = NativeModel
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def folder(cls, tiny_model: TinyModel) -> None:
-        cls.path = str(tiny_model("llama3-rope"))
+    arch = "llama3-rope"
 
 
-class TestLfm2(ModelSuite):
+class TestLfm2(TinySuite):
     """... on the one with short convolutions, whose state must be where it was left ..."""
 
     plugin = NativeModel
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def folder(cls, tiny_model: TinyModel) -> None:
-        cls.path = str(tiny_model("lfm2"))
+    arch = "lfm2"
 
 
-class TestMamba2(ModelSuite):
+class TestMamba2(TinySuite):
     """... on the one without any attention ..."""
 
     plugin = NativeModel
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def folder(cls, tiny_model: TinyModel) -> None:
-        cls.path = str(tiny_model("mamba2"))
+    arch = "mamba2"
 
 
-class TestGemma3(ModelSuite):
+class TestGemma3(TinySuite):
     """... and on the one with windows, two rotations and all the norms."""
 
     plugin = NativeModel
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def folder(cls, tiny_model: TinyModel) -> None:
-        cls.path = str(tiny_model("gemma3"))
+    arch = "gemma3"
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

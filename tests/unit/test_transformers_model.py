@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import ARCHITECTURES, WINDOW
 from test_native_model import assert_equal_on_text, hf, logits_of, random_sequences, reference_logits
+from tiny_suite import TinySuite
 
 from phloem.errors import ModelError
 from phloem.interfaces import PluginContext
@@ -24,7 +25,6 @@ from phloem.plugins.model._hf.probe import examine, window_of
 from phloem.plugins.model._hf.runner import Runner
 from phloem.plugins.model.native import NativeModel
 from phloem.plugins.model.transformers import TransformersModel
-from phloem.testing.model import ModelSuite
 
 TinyModel = Callable[[str], Path]
 REFUSED = {"bloom": "ALiBi biases", "mpt": "ALiBi biases", "gpt_oss": "attention sinks"}
@@ -45,15 +45,11 @@ def load(path: Path | str, **context: Any) -> TransformersModel:
     return TransformersModel(TransformersModel.Options(), PluginContext("model", "transformers", **context))
 
 
-class TestGemma2(ModelSuite):
+class TestGemma2(TinySuite):
     """The conformance suite where windows and soft-caps meet."""
 
     plugin = TransformersModel
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def folder(cls, tiny_model: TinyModel) -> None:
-        cls.path = str(tiny_model("gemma2"))
+    arch = "gemma2"
 
 
 @pytest.mark.parametrize("arch", EXACT)
