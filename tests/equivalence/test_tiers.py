@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from phloem import Engine, loop, tier_blocks, tier_loads, tier_shelf, tiers
+from phloem import Engine, SamplingParams, loop, tier_blocks, tier_loads, tier_shelf, tiers
 from phloem.events import block_hashes
 from phloem.request import Namespace
 
@@ -332,6 +332,43 @@ def test_of_a_prefix_larger_than_a_tier_the_beginning_stays(tiny_model: Tiny, tm
 
 
 # --- failures cost a computation
+
+
+@pytest.mark.parametrize(
+    ("arch", "use", "drafter", "policy"),
+    [
+        ("llama", "radix", "ngram", "priority"),
+        ("gemma3", "swa", "suffix", "dfs-weight"),
+        ("llama", "radix", "draft", "lpm"),
+    ],
+)
+def test_drafters_and_policies(tiny_model: Tiny, arch: str, use: str, drafter: str, policy: str) -> None:
+    """What was loaded is drafted behind as what was computed; constrained texts find it, too."""
+    path, prompts = tiny_model(arch), [text(1, 300), text(2, 290, shared=200)]
+    model = {"model": str(path)} if drafter == "draft" else {"min_match": 1}
+    sections: Any = {"cache": {"use": use}, "schedule": {"use": policy}, "spec": [{"use": drafter, **model}]}
+    sections["grammar"] = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
+    masked = SamplingParams(temperature=0.0, max_tokens=OUT, regex="[a-z]+")
+    with tiered(path, None, host={"size": "64MiB", "write": "through"}, **sections) as made:
+        cold = [made.generate(prompt, masked).token_ids for prompt in prompts]
+        for prompt in prompts:
+            same(path, prompt, run(made, prompt)[0], "cold")
+        for round_ in ("plain", "masked"):
+            crowd(made)
+            for prompt, constrained in zip(prompts, cold, strict=True):
+                if round_ == "plain":
+                    got, cached = run(made, prompt)
+                    same(path, prompt, got, "loaded")
+                else:
+                    result = made.generate(prompt, masked)
+                    assert result.token_ids == constrained
+                    cached = result.usage.cached_tokens
+                assert cached >= whole(prompt)
+        told = made.stats()
+        assert told["tiers"]["loads"] > 0
+        assert told["draft_tokens"] > 0
+        assert told["drafter_failures"] == {}
+        made.check()
 
 
 @pytest.mark.parametrize("fault", ["write", "read", "torn", "corrupt", "empty", "holds", "touch", "stats", "reject"])
