@@ -17,10 +17,14 @@ TOKENS_PER_SLOT = 1088  # the longest request of the workloads: 1,024 + 32 + 16,
 class LlamaServer:
     """Each prompt is a request of its own; the server batches them over its slots."""
 
-    def __init__(self, binary: str, gguf: str, slots: int, port: int, threads: int, share: bool) -> None:
+    def __init__(
+        self, binary: str, gguf: str, slots: int, port: int, threads: int, share: bool, spec: str, ends: bool
+    ) -> None:
         context = str(slots * TOKENS_PER_SLOT)
         command = [binary, "-m", gguf, "-t", str(threads), "-tb", str(threads), "-np", str(slots), "-c", context, "-cb"]
-        self._port, self._share = port, share
+        if spec != "none":
+            command += ["--spec-type", spec]
+        self._port, self._share, self._ends = port, share, ends
         self._texts: dict[tuple[int, ...], str] = {}
         self._server = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port), "-b", "2048", "-ub", "512"],
@@ -51,7 +55,7 @@ class LlamaServer:
             "temperature": 0,
             "top_k": 1,
             "samplers": ["temperature"],
-            "ignore_eos": schema is None,
+            "ignore_eos": schema is None and not self._ends,
             "cache_prompt": self._share,
             "return_tokens": True,
         }
@@ -80,7 +84,14 @@ class LlamaServer:
 
 
 def connect(
-    gguf: str, binary: str = "llama-server", slots: int = 32, port: int = 18080, threads: int = 2, share: bool = True
+    gguf: str,
+    binary: str = "llama-server",
+    slots: int = 32,
+    port: int = 18080,
+    threads: int = 2,
+    share: bool = True,
+    spec: str = "none",
+    ends: bool = False,
 ) -> LlamaServer:
-    """Start llama-server and wait until it is healthy."""
-    return LlamaServer(binary, gguf, slots, port, threads, share)
+    """Start llama-server and wait until it is healthy. `spec` is its --spec-type; with `ends` the model ends texts."""
+    return LlamaServer(binary, gguf, slots, port, threads, share, spec, ends)

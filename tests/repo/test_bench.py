@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from bench import attack, compiling, grammar, jump_time, pairs, report, run
+from bench import attack, compiling, grammar, jump_time, lookup, pairs, report, run
 from bench.documents import judge
 from bench.pairs import in_turns
 from bench.process import PeerSpec, Worker, WorkerError
 from bench.stopwatch import Stopwatch
+from bench.waves import Call
 from bench.workloads import Tokens, least_prefill, load
 from bench.workloads import run as run_workload
+from phloem import SamplingParams
 
 
 class Echo:
@@ -175,6 +177,28 @@ def test_turns_alternate() -> None:
     done = in_turns(3, lambda i: order.append(f"a{i}"), lambda i: order.append(f"b{i}"))
     assert order == ["a0", "b0", "b1", "a1", "a2", "b2"]
     assert len(done) == 3
+
+
+def test_each_way_is_first_in_its_turn_and_ratios_are_of_one_round() -> None:
+    asked: list[str] = []
+
+    def way(name: str, speeds: list[float]) -> lookup.Way:
+        def run(call: Call, salt: str) -> lookup.Run:
+            asked.append(name)
+            return lookup.Run(speeds[call.prompt[0]], [call.prompt[0]])
+
+        return run
+
+    ways = {
+        ("phloem", "none"): way("a", [10, 100]),
+        ("phloem", "suffix"): way("b", [30, 200]),
+        ("llama.cpp", "none"): way("c", [20, 100]),
+    }
+    runs = lookup.measure(ways, [Call([i], SamplingParams()) for i in range(2)], "set")
+    assert "".join(asked) == "abcbca"
+    suffix = lookup.rows("code", runs)[1]
+    assert "| suffix | 115.0 (72.5 to 157.5, n=2) | 2.50 (2.25 to 2.75, n=2) | 1.75 (1.62 to 1.88, n=2) |" in suffix
+    assert suffix.endswith("| 2 of 2 |")
 
 
 def test_nested_calls_are_timed_once() -> None:
