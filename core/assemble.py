@@ -37,6 +37,7 @@ from .scheduler import Scheduler
 from .state_slots import StateSlots
 from .states import StateStore
 from .tier_setup import build_tiers
+from .token_rows import Lodging
 from .tokenizer import Tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -61,18 +62,17 @@ def build_parts(config: Config) -> Parts:
     _check_states(use, model.spec, groups)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     dtype = _DTYPES[model.spec.dtype]
-    drafters = [(section.use, make("spec", section, extras={"path": model.path})) for section in config.spec]
+    extras: dict[str, Any] = {"path": model.path, "asked": config.model.path}
+    drafters = [(section.use, make("spec", section, extras=extras)) for section in config.spec]
     drafting = Drafting(drafters, model.spec.vocab_size)
-    keep = drafting.keepers
-    memory = plan_memory(config, use, model.spec, groups, dtype.itemsize, device, ahead=ahead, drafters=keep)
-    for _, each in keep:
-        each.allocate(each.kv_tokens or memory.tokens, config.schedule.max_running)
+    lodging = Lodging.of(drafting.lodgers, config.schedule.max_running, model.spec, groups)
+    memory = _memory(config, use, lodging, dtype, device, drafting, ahead)
     pages = [1 if group.states else config.cache.page_size for group in groups]
     pools = tuple(SlotPool(slots // page, page) for slots, page in zip(memory.slots, pages, strict=True))
     extras = {"eviction": make("eviction", config.cache.eviction), "components": _components(config, use, groups)}
     context = PluginContext("cache", use, **base, pools=pools, extras=extras)
     cache: Cache = construct("cache", use, plugin, options, context)
-    kv, states = _stores(model.spec, groups, memory, dtype, device)
+    kv, states = _stores(lodging, memory, dtype, device)
     limits, limit = config.schedule, memory.max_total_tokens
     most = max(1, int(limits.hold_share * memory.snapshots)) if memory.snapshots else None
     holds = Holds(cache, int(limits.hold_share * memory.tokens), idle_s=limits.hold_idle_s, most=most)
@@ -83,22 +83,23 @@ def build_parts(config: Config) -> Parts:
         cache.listen(policy)
     attention = _attention(config, model.spec, make)
     trees = _branches(attention, model)
+    lodging.attach(kv, memory.slots, model, branches=trees)
     bound = _host_bound(drafting)
     scheduler = Scheduler(ledger, policy, limits, drafting.propose_all, bound, config.engine.draft_tokens, trees)
     sampler = Sampler(model.spec.vocab_size, processors)
     executor = Executor(model, attention, kv, ledger.table, sampler, device, ahead, states)
     rows = min(slots for slots, group in zip(memory.slots, groups, strict=True) if not group.states)
-    _fit_drafts(config, drafting, executor, min(limit, rows), trees)
+    _fit_drafts(config, drafting, executor, lodging, min(limit, rows), trees)
     inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     grammars = Grammars(config.grammar, model.spec, tokenizer, model.tokenizer, inbox.put)
     seed, policy_name = config.engine.seed, config.schedule.use
     step_tokens, scheme = limits.max_tokens_per_step, make("key", config.cache.key)
     admission = Admission(model.spec, tokenizer, memory, policy_name, policy, processors, seed, step_tokens, scheme)
     name = config.model.name or _served_name(config.model.path)
-    info = ServiceInfo(name, model.path, model.spec, limit, time.time(), ledger.shares)
+    info = ServiceInfo(name, model.path, model.spec, limit, time.time(), ledger.shares, limits.hold_idle_s)
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     feed = _feed(config, cache, inbox.put, device, make("events", config.events))
-    scheduler.tiers = ledger.tiers = build_tiers(config, use, ledger, model, make, inbox.put, executor.in_order)
+    scheduler.tiers = ledger.tiers = build_tiers(config, use, ledger, model, states, make, inbox.put, executor.in_order)
     ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
     return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
 
@@ -169,13 +170,33 @@ def _check_states(cache: str, spec: ModelSpec, groups: Sequence[PoolGroup]) -> N
         )
 
 
+def _memory(
+    config: Config,
+    cache: str,
+    lodging: Lodging,
+    dtype: torch.dtype,
+    device: torch.device,
+    drafting: Drafting,
+    ahead: bool,
+) -> MemoryPlan:
+    """How many tokens there will be; drafters with K and V of their own take theirs."""
+    size, keep, rows = dtype.itemsize, drafting.keepers, lodging.scratch_bytes(dtype.itemsize)
+    plan = plan_memory(
+        config, cache, lodging.spec, lodging.groups, size, device, ahead=ahead, drafters=keep, scratch=rows
+    )
+    for _, each in keep:
+        each.allocate(each.kv_tokens or plan.tokens, config.schedule.max_running)
+    return plan
+
+
 def _stores(
-    spec: ModelSpec, groups: Sequence[PoolGroup], memory: MemoryPlan, dtype: torch.dtype, device: torch.device
+    lodging: Lodging, memory: MemoryPlan, dtype: torch.dtype, device: torch.device
 ) -> tuple[KVStore, StateStore | None]:
-    """The tensors behind the slots."""
+    """The tensors behind the slots, and behind these the rows that are drafters' own."""
+    spec, groups = lodging.spec, lodging.groups
     group_of = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(spec.layers))]
     states = StateStore(spec.states, memory.slots[-1], device) if spec.states else None
-    return KVStore(spec, memory.slots, group_of, dtype, device), states
+    return KVStore(spec, memory.slots, group_of, dtype, device, lodging.scratch), states
 
 
 def _ledger(
@@ -202,8 +223,14 @@ def _ledger(
     )
 
 
-def _fit_drafts(config: Config, drafting: Drafting, executor: Executor, most_rows: int, trees: bool) -> None:
-    drafting.branches, executor.layers = trees, drafting.layers
+def _fit_drafts(
+    config: Config, drafting: Drafting, executor: Executor, lodging: Lodging, most_rows: int, trees: bool
+) -> None:
+    drafting.branches, executor.layers, executor.watched = trees, drafting.layers, drafting.watched
+    if lodging.drafters:
+        table = executor.table.slots[lodging.group]
+        drafting.slots_of = lambda request: table[request.row, : request.computed]
+        executor.keep, drafting.lost = lodging.keep, lodging.lost
     depth = executor.model.spec.depth
     if beyond := [layer for layer in drafting.layers if not 0 <= layer <= depth]:
         told = f"the model has those of 0 to {depth}"

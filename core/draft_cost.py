@@ -20,6 +20,7 @@ GRID = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 20, 24, 32, 33, 48, 64, 80, 9
 _PROFILED, _PROFILE_S = (1, 8, 16, 4, 2, 32, 64, 128), 1.0
 # Weight of a new time: for the rows it was taken at (half of it for each point of the grid further), and for all.
 _TOUCHED, _DRIFT = 0.15, 0.03
+_KEPT = 0.995  # what a step without drafts leaves of a bad experience with them
 
 
 @torch.inference_mode()
@@ -63,7 +64,7 @@ class VerifyCost:
         self._granted = 0  # draft nodes of the step being planned
         self._gain = 1.0  # tokens a second, as a multiple of those without drafts, in the recent steps
         self._caution = 1.0  # above 1 while steps with drafts bring less than those without
-        self._last = 0.0  # when the last step was committed
+        self._last: float | None = None  # when the last step was committed, if the next one has followed at once
 
     def plain_s(self, rows: int) -> float:
         """Seconds of a step of so many requests, a token each."""
@@ -73,33 +74,52 @@ class VerifyCost:
         """Seconds of a step of so many rows, draft nodes among them."""
         return _at(self._drafted, rows)
 
-    def worth(self, values: Sequence[float]) -> int:
-        """How many of these nodes to verify, by `pays`; they are granted."""
-        nodes = self.pays(values)
+    @property
+    def rate(self) -> float:
+        """Tokens that a second brings, at the rate of late: what time taken for drafts costs."""
+        return self._gain * self.requests / self.plain_s(self.requests)
+
+    def worth(self, values: Sequence[float]) -> tuple[int, float]:
+        """How many of these nodes to verify if drafts are in the step anyway, and what they bring; they are granted.
+
+        `values` are their chances to be accepted, falling. As many as bring the most tokens beyond what their time
+        would bring otherwise, at the rate of late.
+        """
+        nodes, won = self._weigh(values, 0.0, 1, 0.0)
         self.grant(nodes)
-        return nodes
+        return nodes, won
 
     def grant(self, nodes: int) -> None:
-        """So many nodes are in the step being planned."""
+        """So many nodes are in the step being planned; fewer, if it is negative."""
         self._granted += nodes
 
-    def pays(self, values: Sequence[float], each: float = 0.0) -> int:
-        """How many nodes pay; `values` are their chances to be accepted, falling, `each` is what proposing one takes.
+    def pays(self, values: Sequence[float], each: float = 0.0, rows: int = 1) -> int:
+        """How many levels pay, where each takes `rows` rows of the step, and `each` seconds to be proposed.
 
-        As many as bring the most tokens beyond what their time would bring otherwise, at the rate of late. What the
-        first draft of a step costs beyond its row is shared by all its requests, as nobody knows who else drafts.
+        What the first draft of a step costs beyond its row is shared by all its requests: nobody knows who else drafts.
         """
-        base, requests = self.rows + self._granted, self.requests
-        start = self.drafted_s(base)
-        first = max(0.0, self.drafted_s(self.rows) - self.plain_s(self.rows)) / requests
-        rate = self._caution * self._gain * requests / self.plain_s(requests)
+        return self._weigh(values, each, rows, self.first_s / self.requests)[0]
+
+    @property
+    def first_s(self) -> float:
+        """Seconds that the first draft of a step costs beyond its row: another kernel, another product's shape."""
+        return max(0.0, self.drafted_s(self.rows) - self.plain_s(self.rows))
+
+    def covers(self, won: float) -> bool:
+        """Whether all drafts of a step together bring what the first one costs."""
+        return won > self._caution * self.rate * self.first_s
+
+    def _weigh(self, values: Sequence[float], each: float, rows: int, first_s: float) -> tuple[int, float]:
+        """How many pay, and the tokens that they bring beyond what they cost."""
+        base = self.rows + self._granted
+        start, rate = self.drafted_s(base), self._caution * self.rate
         best, nodes, sum_ = 0.0, 0, 0.0
         for i, value in enumerate(values, 1):
             sum_ += value
-            won = sum_ - rate * (first + self.drafted_s(base + i) - start + i * each)
+            won = sum_ - rate * (first_s + self.drafted_s(base + i * rows) - start + i * each)
             if won > best:
                 best, nodes = won, i
-        return nodes
+        return nodes, best
 
     def measured(self, stats: StepStats, asking: float = 0.0) -> None:
         """A step has been committed; asking the drafters took so many seconds of it.
@@ -107,12 +127,16 @@ class VerifyCost:
         Only those of single tokens and drafts, right after another, tell their time.
         """
         now = time.perf_counter()
-        seconds, self._last = now - self._last, now
+        last, self._last = self._last, now
         self._granted = 0
         self.requests, self.rows = max(1, stats.requests), max(1, stats.forward_tokens - stats.draft_tokens)
-        if stats.prefill_tokens or self.rows != stats.requests or not stats.decode_tokens:
+        if last is None or stats.prefill_tokens or self.rows != stats.requests or not stats.decode_tokens:
             return
-        self.observe(stats.requests, stats.draft_tokens, stats.decode_tokens, seconds, asking)
+        self.observe(stats.requests, stats.draft_tokens, stats.decode_tokens, now - last, asking)
+
+    def idled(self) -> None:
+        """There was nothing to do: the next step does not follow the last one at once."""
+        self._last = None
 
     def observe(self, requests: int, nodes: int, tokens: int, seconds: float, asking: float = 0.0) -> None:
         """A step of so many requests and draft nodes wrote so many tokens in so many seconds, asking included."""
@@ -127,8 +151,9 @@ class VerifyCost:
         self._gain = max(1.0, self._gain + 0.05 * (min(gain, 8.0) - self._gain))
         if nodes:
             self._caution = min(8.0, max(1.0, self._caution * (1 + 0.05 * (1 - min(gain, 2.0)))))
-        else:
-            self._caution = 1 + 0.995 * (self._caution - 1)
+        else:  # what is not tried any more is forgotten
+            self._caution = 1 + _KEPT * (self._caution - 1)
+            self._drafted = np.minimum(self._drafted, self._plain + _KEPT * (self._drafted - self._plain))
 
 
 def _spread(times: Profile) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ _BUCKETS = 10
 _PRIOR, _SURE = 8.0, 0.99  # tests that a drafter's own word counts for, and the most that is believed
 _FADE = 0.97  # of what a request's earlier tests count, with each new one
 _MOST_IDLE = 64  # tokens that a drafter in vain is left out for at most
+_NEWS = 0.2  # weight of a new proposal in what they were worth of late
 _DEAR = 0.01  # share of a request's part of a step that asking in vain may take
 
 
@@ -29,6 +31,7 @@ class _Record:
     tested: float = 0.0  # what acceptance was expected of nodes whose place the text has come to
     hits: float = 0.0
     vain: int = 0  # proposals in a row of which nothing was taken up
+    won: float = 1.0  # tokens that a proposal was worth of late, beyond what verifying it takes
     until: int = 0  # length of the text before which it is not asked
     probes: bool = False  # it is asked to learn whether its drafts would pay
 
@@ -39,8 +42,11 @@ class _Habit:
 
     tested: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     hits: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    places: float = 0.0  # where the text has come to with proposals there, and how many of these it went on with
+    taken: float = 0.0
     seconds: float = 0.0  # of asking for one request
     level_s: float = 0.0  # and of that for each level of the draft
+    width: int = 1  # most children of a node
 
 
 class Sizer:
@@ -52,6 +58,7 @@ class Sizer:
         self._habits: dict[str, _Habit] = {}
         self._rests: dict[str, int] = {}  # length of a request's text before which it is not asked ahead
         self._asking = 0.0  # seconds of the step being planned
+        self._chosen: list[tuple[Request, Sequence[str], int, float]] = []  # of that step: nodes, and what they bring
 
     def skips(self, request: Request, name: str) -> bool:
         """Whether to leave a drafter out this time: asking it is dear, and has been in vain."""
@@ -63,23 +70,33 @@ class Sizer:
         """Nothing is expected of the request's drafters at its present length: it may run ahead without them."""
         return len(request.tokens) < self._rests.get(request.id, 0)
 
-    def took(self, name: str, seconds: float, requests: int = 1, levels: int = 1) -> None:
-        """What asking a drafter for so many requests has cost; the deepest draft had so many levels."""
+    def took(self, name: str, seconds: float, requests: int = 1, drafts: Sequence[Draft] = ()) -> None:
+        """What asking a drafter has cost, for so many requests and with these drafts. None of them: no price of any."""
         habit = self._habit(name)
         self._asking += seconds
+        if not requests:
+            return
+        levels = max((max(draft.depths()) for draft in drafts), default=1)
+        habit.width = max((max(Counter(draft.parents).values()) for draft in drafts), default=habit.width)
         each = min(seconds / requests, 3 * (habit.seconds or seconds))  # a long prompt that it reads is no measure
         habit.seconds += 0.1 * (each - habit.seconds)
         habit.level_s += 0.1 * (each / levels - habit.level_s)
 
-    def pays(self, request: Request, name: str, budget: int) -> int:
+    def width(self, name: str) -> int:
+        """Most children of a node in a drafter's last drafts."""
+        return self._habit(name).width
+
+    def pays(self, request: Request, name: str, budget: int, width: int = 1) -> int:
         """How many levels to ask for where each costs the drafter a pass; known before there is a draft to look at.
 
-        So what is drawn by chance has no say in what is verified (design §6).
+        At most `budget` nodes, of which each level has `width`, which are verified whatever they are. So what is drawn
+        by chance has no say in what is verified (design §6).
         """
         record, habit = self._record(request, name), self._habit(name)
-        usual = (sum(habit.hits) + _PRIOR * UNKNOWN) / (sum(habit.tested) + _PRIOR)
+        usual = (habit.taken + _PRIOR * UNKNOWN) / (habit.places + _PRIOR)
         chance = min(_SURE, usual * (record.hits + 2.0) / (record.tested + 2.0))
-        levels = self.cost.pays([chance**level for level in range(1, budget + 1)], habit.level_s)
+        most = -(-budget // width)
+        levels = self.cost.pays([chance**level for level in range(1, most + 1)], habit.level_s, width)
         record.probes = not levels
         return levels
 
@@ -100,13 +117,26 @@ class Sizer:
             self.cost.grant(len(draft))
             self._note(request, names, True)
             return draft
-        kept = self._pick(draft, budget) if draft else []
-        self._note(request, names, bool(kept))
+        kept, won = self._pick(draft, budget) if draft else ([], 0.0)
+        self._chosen.append((request, names, len(kept), won))
         if draft is None or not kept:
             return None
         draft = draft.picked(sorted(kept))
         path = draft.likeliest()  # first: following it moves no KV (design §5)
         return draft.picked([*path, *sorted(set(range(len(draft))) - set(path))])
+
+    def settle(self, *, paid: bool) -> bool:
+        """Whether what has been cut in this step is verified. Called once a step, after all cuts.
+
+        All of it together must bring what the first draft of a step costs, unless that is `paid` for other drafts.
+        """
+        chosen, self._chosen = self._chosen, []
+        verified = paid or self.cost.covers(sum(won for *_, won in chosen))
+        for request, names, nodes, won in chosen:
+            self._note(request, names, verified and nodes > 0, won)
+            if not verified:
+                self.cost.grant(-nodes)
+        return verified
 
     def measured(self, stats: StepStats) -> None:
         """A step has been committed."""
@@ -125,24 +155,30 @@ class Sizer:
     def _habit(self, name: str) -> _Habit:
         return self._habits.setdefault(name, _Habit())
 
-    def _pick(self, draft: Draft, budget: int) -> list[int]:
+    def _pick(self, draft: Draft, budget: int) -> tuple[list[int], float]:
+        """The most valuable nodes, as many as pay, and the tokens that they bring beyond what they cost."""
         values: list[float] = []
         assert draft.confidence is not None
         for parent, chance in zip(draft.parents, draft.confidence, strict=True):
             values.append(chance if parent < 0 else values[parent] * chance)
         best = sorted(range(len(values)), key=lambda node: -values[node])[:budget]  # stable: parents come first
-        return best[: self.cost.worth([values[node] for node in best])]
+        nodes, won = self.cost.worth([values[node] for node in best])
+        return best[:nodes], won
 
-    def _note(self, request: Request, names: Sequence[str], taken: bool) -> None:
-        """Let drafters in vain rest, each as long as brings its cost down; a request that runs ahead loses more."""
+    def _note(self, request: Request, names: Sequence[str], taken: bool, won: float | None = None) -> None:
+        """Let drafters rest that are asked in vain, or whose drafts have brought less than asking takes (`won`).
+
+        Each for as long as brings the cost of asking down; a request that runs ahead loses more by it.
+        """
         vain = 0
         part = self.cost.plain_s(self.cost.requests) / self.cost.requests
         for name in names:
-            record = self._record(request, name)
+            record, asking = self._record(request, name), self._habit(name).seconds
             record.vain = 0 if taken else record.vain + 1
-            idle = (
-                0 if taken and not record.probes else min(_MOST_IDLE, int(self._habit(name).seconds / (_DEAR * part)))
-            )
+            if won is not None:
+                record.won += _NEWS * (won - record.won)
+            pays = taken and not record.probes and (won is None or record.won >= asking * self.cost.rate)
+            idle = 0 if pays else min(_MOST_IDLE, int(asking / (_DEAR * part)))
             record.until = len(request.tokens) + 1 + idle
             vain = max(vain, record.vain)
         if names:
@@ -160,11 +196,13 @@ class Sizer:
             return
         habit = self._habit(name)
         reached = {-1: 0}  # nodes on the text's path: tokens up to them
+        places: dict[int, bool] = {}  # those of them that have children the text has come to: whether one was right
         for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
             at = reached.get(parent)
             if at is None or chain + at >= len(came):
                 continue
             hit = came[chain + at] == token
+            places[parent] = places.get(parent, False) or hit
             if hit:
                 reached[node] = at + 1
             own = draft.confidence[node] if draft.confidence is not None else UNKNOWN
@@ -173,6 +211,9 @@ class Sizer:
             record.hits = record.hits * _FADE + hit
             habit.tested[bucket] = habit.tested[bucket] * 0.999 + 1
             habit.hits[bucket] = habit.hits[bucket] * 0.999 + hit
+        for hit in places.values():
+            habit.places = habit.places * 0.999 + 1
+            habit.taken = habit.taken * 0.999 + hit
 
 
 def _bucket(confidence: float) -> int:

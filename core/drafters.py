@@ -5,15 +5,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from .batch import Batch, IntArray
 from .drafts import Draft
 from .draws import Draws
+from .model_spec import LayerSpec
 from .params import SamplingParams
 from .request import Namespace
 
 if TYPE_CHECKING:
-    from .interfaces import Matcher
+    import torch
+
+    from .interfaces import Matcher, Model
+    from .pool import KVStore
 
 
 @dataclass(slots=True)
@@ -28,6 +33,10 @@ class DraftContext:
     params: SamplingParams
     chain: int = 0  # so many last `tokens` are a leader's proposal, not written yet
     draws: Draws | None = None  # given where rejection sampling will verify: every node is drawn here, and nowhere else
+    levels: int = 1 << 20  # so many levels pay, where each costs a pass: for drafters that declare `trees`
+    # [computed] int32: slots of the computed tokens, for those that declare `rows`; behind a window they mean nothing
+    slots: IntArray | None = None
+    over: bool = False  # set by a drafter that will propose nothing for this request any more: it is asked no longer
 
 
 class Drafter(Protocol):
@@ -50,7 +59,9 @@ class Drafter(Protocol):
 class BatchedDrafter(Protocol):
     """What a drafter with the capability `batched` has besides: one question for all requests of a step.
 
-    Each level of its drafts is taken to cost a pass of its own, so it is asked for as many nodes as pay.
+    Each level of its drafts is taken to cost a pass of its own, so it is asked for as many nodes as pay. With the
+    capability `trees` it is told how many `levels` pay, and may fill its budget in these: who is likeliest is chosen
+    afterwards.
     """
 
     def propose_all(self, contexts: Sequence[DraftContext], budgets: Sequence[int]) -> Sequence[Draft | None]:
@@ -74,3 +85,40 @@ class HoldsKV(Protocol):
 
     def check(self) -> None:
         """Verify that every slot has exactly one owner; raises AssertionError. After every step, in tests."""
+
+
+class TokenRows(NamedTuple):
+    """Where the rows of a drafter with the capability `rows` lie."""
+
+    kv: KVStore
+    layer: int  # the first of its layers there; their keys are [slots + own, heads, k_dim], values likewise
+    group: int  # the pool group whose slots they have
+    window: int | None  # of that group: older tokens' rows are gone
+    own: range  # rows behind the pool, for the drafter to use as it likes
+    model: Model  # the target
+    branches: bool  # whether drafts may be trees; else the likeliest path of each is run
+
+
+class KeepsRows(Protocol):
+    """What a drafter with the capability `rows` has besides: it keeps something of every token, at the target's slots.
+
+    That is made from hidden states of the target in the very step that computes a token, and lies in layers of its own
+    in the target's KV store, in the group without a window (the widest, if all have one), in the store's dtype. What
+    happens to a token's K and V happens to it: it is shared, evicted, moved, kept in tiers. `context.slots` of a
+    proposal says where. `requires = {"model:hidden_states"}` goes with it.
+    """
+
+    layers: tuple[int, ...]  # of hidden states, as `HiddenStates` counts; known once it is made
+    row_layers: tuple[LayerSpec, ...]  # how wide the rows are; their `group` is chosen by the engine
+    scratch: int  # rows behind the pool for each running request
+    fingerprint: str  # what the rows depend on besides target and text: stored ones of another kind are not used
+
+    def attach(self, rows: TokenRows) -> None:
+        """Called once, before the first step."""
+
+    def keep(self, batch: Batch, states: torch.Tensor) -> None:
+        """Write the rows of all query tokens of a step, draft nodes included: states [T, len(layers), hidden].
+
+        Called once a step, after the target's pass, on the thread that runs it. What it raises ends the drafter, and
+        nothing else.
+        """

@@ -6,23 +6,22 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from .batch import StepStats
+from .batch import IntArray, StepStats
 from .deadline import Deadline
 from .draft_size import Sizer
 from .drafts import Draft, merge
 from .draws import Chance, Draws
 from .errors import StepError
-from .features import Seen, SeesStates
-from .interfaces import BatchedDrafter, DraftContext, Drafter, HoldsKV, Matcher
+from .features import Seen, SeesStates, at
+from .interfaces import BatchedDrafter, DraftContext, Drafter, HoldsKV, KeepsRows, Matcher
 from .request import Namespace, Request
 
 CANONICAL = "forced text was accepted without asking the model (forcing: canonical)"
@@ -48,6 +47,7 @@ class _Place:
     chain: tuple[int, ...] = ()  # the lead, where others continue it
     room: int = 0  # left of the budget for who follows
     drafts: list[Draft] = field(default_factory=list)  # of those
+    rest: Draft | None = None  # what of them is verified
     asked: list[str] = field(default_factory=list)
 
 
@@ -60,11 +60,11 @@ class _Question:
     budget: int
 
     @classmethod
-    def of(cls, place: _Place, budget: int, draws: Draws | None = None) -> _Question:
+    def of(cls, place: _Place, budget: int, draws: Draws | None = None, levels: int = _UNCUT) -> _Question:
         """With a matcher that is lent for this question only."""
         lender = place.context.matcher
         matcher = Borrowed(lender) if lender is not None else None
-        return cls(place, replace(place.context, matcher=matcher, draws=draws), budget)
+        return cls(place, replace(place.context, matcher=matcher, draws=draws, levels=levels), budget)
 
     def take_back(self) -> None:
         """What was lent."""
@@ -92,14 +92,18 @@ class Drafting:
         self._leaders = [pair for pair in self.drafters if "leads" in _capabilities(pair[1])]
         self._followers = [pair for pair in self.drafters if pair not in self._leaders]
         self._watchers = [pair for pair in self.drafters if "features" in _capabilities(pair[1])]
+        self.lodgers = [(name, cast(KeepsRows, each)) for name, each in self.drafters if "rows" in _capabilities(each)]
         layers = {layer for _, drafter in self._watchers for layer in cast(SeesStates, drafter).layers}
+        layers |= {layer for _, drafter in self.lodgers for layer in drafter.layers}
         self.layers = tuple(sorted(layers))  # whose hidden states they read
+        self.slots_of: Callable[[Request], IntArray] | None = None  # where the rows of lodgers lie
         self.vocab_size = vocab_size
         self.sizer: Sizer | None = None
         self.chance: Chance | None = None
         self.branches = True  # the model and its kernel take trees; else the likeliest path of each is run
         self.failures: Counter[str] = Counter()
         self.hangs: Counter[str] = Counter()
+        self.lost: Mapping[str, str] = {}  # lodgers whose rows are incomplete, and why
         self._threads = {
             name: Deadline(name, LIMIT_S) for name, drafter in self.drafters if "inline" not in _capabilities(drafter)
         }
@@ -108,6 +112,11 @@ class Drafting:
     def keepers(self) -> list[tuple[str, HoldsKV]]:
         """Those with K and V of their own."""
         return [(name, cast(HoldsKV, each)) for name, each in self.drafters if "kv" in _capabilities(each)]
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is to be told what a step has verified."""
+        return bool(self._watchers)
 
     @property
     def sizable(self) -> bool:
@@ -121,8 +130,14 @@ class Drafting:
         return self._able(request)
 
     def _able(self, request: Request) -> bool:
-        left = (drafter for name, drafter in self.drafters if name not in request.drafters_off)
-        return any(request.matcher is not None or "constrained" not in _capabilities(drafter) for drafter in left)
+        return any(_may(request, *each) for each in self.drafters)
+
+    def _resting(self, request: Request) -> bool:
+        """Nobody can propose for the request, or who can is left out this time: nothing need be prepared for them."""
+        if any(_may(request, *each) for each in self._leaders):
+            return False
+        able = [name for name, each in self._followers if _may(request, name, each)]
+        return not able or (self.sizer is not None and all(self.sizer.skips(request, name) for name in able))
 
     def propose(self, request: Request, budget: int) -> Draft | None:
         """For one request."""
@@ -131,11 +146,12 @@ class Drafting:
     def propose_all(self, wants: Sequence[Want]) -> list[Draft | None]:
         """For each request one tree of at most so many nodes from all drafters, or None. Called once a step."""
         places = [
-            _guarded(request, partial(self._led, request, budget)) if self._able(request) else None
+            None if self._resting(request) else _guarded(request, partial(self._led, request, budget))
             for request, budget in wants
         ]
         for name, drafter in self._followers:
             self._follow(name, drafter, [place for place in places if place is not None and place.room > 0])
+        self._cut([place for place in places if place is not None])
         return [
             _guarded(place.request, partial(self._joined, place)) if place is not None else None for place in places
         ]
@@ -146,10 +162,11 @@ class Drafting:
         if request.keys is not request.tokens:  # a key scheme may keep apart what has one namespace
             space = Namespace(space.salt, f"{request.id}#{request.arrival}")  # ids come from clients, and come again
         parameters = (request.id, request.tokens, request.prompt_len, space, request.matcher)
-        place = _Place(request, budget, DraftContext(*parameters, request.params))
+        slots = self.slots_of(request) if self.slots_of is not None else None
+        place = _Place(request, budget, DraftContext(*parameters, request.params, slots=slots))
         leads = []
         for name, drafter in self._leaders:
-            if name not in request.drafters_off:
+            if _may(request, name, drafter):
                 leads += [one for _, one in self._asked(name, drafter, [_Question.of(place, budget)]) if one]
         place.lead = lead = merge(leads, budget) or None
         if not self._followers:
@@ -166,49 +183,67 @@ class Drafting:
     def _follow(self, name: str, drafter: Drafter, places: Sequence[_Place]) -> None:
         """Ask one drafter about all requests of a step, at once if it can, and keep what it proposes."""
         sizer, batched = self.sizer, "batched" in _capabilities(drafter)
-        limited = batched or "drawn" in _capabilities(drafter)  # cutting afterwards would be late, or wrong
-        questions = []
-        for place in places:
-            request = place.request
-            if request.error is not None or name in request.drafters_off:
-                continue
-            if sizer is not None and sizer.skips(request, name):
-                continue
-            paid = sizer.pays(request, name, place.room) if sizer is not None and limited else place.room
-            draws = self._draws(drafter, place, paid)
-            # what pays nothing is asked for a little, to learn whether it would
-            questions.append(_Question.of(place, paid or min(place.room, 2), draws))
+        questions = self._questions(name, drafter, places)
         for group in [questions] if batched else [[one] for one in questions]:
             begin = time.perf_counter()
             answers = self._asked(name, drafter, group) if group else []
             if sizer is not None and group:
-                levels = max([max(draft.depths()) for _, draft in answers if draft] or [1])
-                sizer.took(name, time.perf_counter() - begin, len(group), levels)
+                drafts = [draft for _, draft in answers if draft]
+                # who reads a prompt, for some steps, is no draft and tells no price of one
+                sizer.took(name, time.perf_counter() - begin, len(drafts) if batched else 1, drafts)
             for question, draft in answers:
                 place = question.place
+                if question.context.over:
+                    place.request.drafters_off.add(name)
                 if draft or not batched:  # one that reads has nothing yet, and need not rest from it
                     place.asked.append(name)
                 if draft and sizer is not None:
                     draft = sizer.judged(place.request, name, draft, place.chain)
                 place.drafts += [draft] if draft else []
 
-    def _draws(self, drafter: Drafter, place: _Place, budget: int) -> Draws | None:
-        """Where to draw, if the draft is for rejection sampling. Depends on the text alone, as it must."""
+    def _questions(self, name: str, drafter: Drafter, places: Sequence[_Place]) -> list[_Question]:
+        """Whom to ask a drafter about, and for how much."""
+        sizer, able = self.sizer, _capabilities(drafter)
+        limited = sizer is not None and ("batched" in able or "drawn" in able)  # cutting later would be late, or wrong
+        questions = []
+        for place in places:
+            request, room = place.request, place.room
+            if request.error is not None or not _may(request, name, drafter):
+                continue
+            if sizer is not None and sizer.skips(request, name):
+                continue
+            chance, draws = self._chance(drafter, place), None
+            width = sizer.width(name) if sizer is not None and chance is not None else 1
+            paid = sizer.pays(request, name, room, width) if sizer is not None and limited else room
+            if chance is not None and paid:
+                draws = Draws(chance, self.vocab_size, min(room, paid * width))  # all of it is verified, siblings too
+            levels = paid or min(room, 2)  # what pays nothing is asked for a little, to learn whether it would
+            budget = min(room, paid * width) if draws is not None else room if "trees" in able else levels
+            questions.append(_Question.of(place, budget, draws, levels))
+        return questions
+
+    def _chance(self, drafter: Drafter, place: _Place) -> Chance | None:
+        """By what to draw, if the draft is for rejection sampling. Depends on the text alone, as it must."""
         params = place.request.params
-        if self.chance is None or "drawn" not in _capabilities(drafter) or params.seed is not None or params.greedy:
-            return None
-        return Draws(self.chance, self.vocab_size, budget) if budget and place.lead is None else None
+        able = "drawn" in _capabilities(drafter) and params.seed is None and not params.greedy and place.lead is None
+        return self.chance if able else None
+
+    def _cut(self, places: Sequence[_Place]) -> None:
+        """Keep of what followed what pays: of each request's, and of the step's as a whole."""
+        for place in places:
+            place.rest = merge(place.drafts, _UNCUT if self.sizer is not None else place.room) or None
+            if self.sizer is not None and place.asked and place.request.error is None:
+                place.rest = self.sizer.cut(place.request, place.asked, place.rest, place.room)
+        drawn = [place for place in places if place.rest is not None and place.rest.drawn is not None]
+        if self.sizer is not None and not self.sizer.settle(paid=bool(drawn) or any(place.lead for place in places)):
+            for place in places:
+                place.rest = None
 
     def _joined(self, place: _Place) -> Draft | None:
         """One tree of the leaders' and the others' proposals."""
-        request, chain, budget, lead = place.request, place.chain, place.budget, place.lead
+        request, chain, budget, lead, rest = place.request, place.chain, place.budget, place.lead, place.rest
         if request.error is not None:
             return None
-        if self.sizer is not None and place.asked:
-            whole = merge(place.drafts, _UNCUT) if place.drafts else None
-            rest = self.sizer.cut(request, place.asked, whole, place.room)
-        else:
-            rest = merge(place.drafts, place.room) if place.drafts else None
         if place.matcher is not None:
             place.matcher.restore()
         if rest and chain:
@@ -252,6 +287,8 @@ class Drafting:
         nothing = [None] * len(questions)
         if self.hangs[name] >= _HANGS:
             return "it has hung too often", nothing
+        if name in self.lost:
+            return self.lost[name], nothing
         thread = self._threads.get(name)
         try:
             ask = partial(_ask, drafter, questions)
@@ -274,9 +311,8 @@ class Drafting:
         """A step has verified tokens, and these are their hidden states, at `layers`. Called once a step."""
         for name, drafter in self._watchers if seen else ():
             watcher = cast(SeesStates, drafter)
-            places = torch.tensor([self.layers.index(layer) for layer in watcher.layers])
             own = [one for one in seen if name not in one.request.drafters_off]
-            told = [one._replace(states=one.states[:, places.to(one.states.device)]) for one in own]
+            told = [one._replace(states=at(watcher.layers, self.layers, one.states)) for one in own]
             try:
                 if told:
                     watcher.observe(told)
@@ -288,6 +324,11 @@ class Drafting:
         """A step has been committed. Called once a step."""
         if self.sizer is not None:
             self.sizer.measured(stats)
+
+    def idled(self) -> None:
+        """The loop has waited for something to do: that is no time of the next step."""
+        if self.sizer is not None:
+            self.sizer.cost.idled()
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -303,6 +344,12 @@ class Drafting:
 
 def _capabilities(drafter: Drafter) -> frozenset[str]:
     return getattr(drafter, "capabilities", frozenset())
+
+
+def _may(request: Request, name: str, drafter: Drafter) -> bool:
+    """A drafter can propose for the request: it is not switched off for it, nor for constrained ones only."""
+    constrained = request.matcher is not None or "constrained" not in _capabilities(drafter)
+    return constrained and name not in request.drafters_off
 
 
 def _ask(drafter: Drafter, questions: Sequence[_Question]) -> Sequence[Draft | None]:

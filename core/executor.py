@@ -77,6 +77,8 @@ class Executor:
     ahead: bool  # steps are launched before the one before is committed
     states: StateStore | None = None  # of a model with recurrent layers
     layers: tuple[int, ...] = ()  # whose hidden states are kept for drafters
+    keep: Callable[[Batch, tuple[int, ...], torch.Tensor], None] | None = None  # for rows of every token
+    watched: bool = False  # others are told once the step is booked
 
     def __post_init__(self) -> None:
         rows = self.table.slots[0].shape[0]
@@ -130,6 +132,9 @@ class Executor:
         attend, seen = self.attention.prepare(batch, self.kv), None
         if self.layers:
             hidden, seen = cast(HiddenStates, self.model).forward_seen(batch, attend, self.layers)
+            if self.keep is not None:
+                self.keep(batch, self.layers, seen)
+            seen = seen if self.watched else None
         else:
             hidden = self.model.forward(batch, attend)
         return hidden.index_select(0, batch.logits_rows), seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .batch import Batch, Segment
@@ -25,6 +25,19 @@ class HiddenStates(Protocol):
         self, batch: Batch, attend: AttentionStep, layers: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward`, and the states [T, len(layers), hidden] of all query tokens at these layers, in their order."""
+
+
+class LendsParts(Protocol):
+    """What a model with the capability `parts` in its spec has besides, for heads that were trained on top of it."""
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding matrix as they are stored, unscaled: [N] int64 -> [N, hidden] in the model's dtype."""
+
+    def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+        """x [N, in] -> x @ weight.T + bias [N, out], for a weight [out, in], as the model multiplies its own matrices.
+
+        All in the model's dtype and on its device. Called once for each matrix, when an engine starts.
+        """
 
 
 class Seen(NamedTuple):
@@ -62,3 +75,12 @@ def verified(states: torch.Tensor, first: int, segment: Segment, nodes: Sequence
     if segment.scored is not None or not rows:
         return []
     return [Seen(segment.request, segment.start, states[torch.tensor(rows, device=states.device)])]
+
+
+def at(wanted: tuple[int, ...], layers: tuple[int, ...], states: torch.Tensor) -> torch.Tensor:
+    """Of states [T, len(layers), hidden] those at the layers that are wanted, in their order."""
+    if wanted == layers:
+        return states
+    import torch
+
+    return states[:, torch.tensor([layers.index(layer) for layer in wanted], device=states.device)]

@@ -23,9 +23,12 @@ from .drafters import BatchedDrafter as BatchedDrafter
 from .drafters import DraftContext as DraftContext
 from .drafters import Drafter as Drafter
 from .drafters import HoldsKV as HoldsKV
+from .drafters import KeepsRows as KeepsRows
+from .drafters import TokenRows as TokenRows
 from .eviction import Eviction as Eviction  # the kinds are looked up by name in this module
 from .eviction import EvictionNode as EvictionNode
 from .features import HiddenStates as HiddenStates
+from .features import LendsParts as LendsParts
 from .features import Seen as Seen
 from .features import SeesStates as SeesStates
 from .feed import Events as Events
@@ -392,6 +395,7 @@ class ServiceInfo:
     max_total_tokens: int  # prompt + output that one request can ever have: min(context, pool)
     created_s: float
     shares: bool = True  # the cache finds prefixes again
+    hold_idle_s: float = 300.0  # longest that a hold may stay without use
 
 
 @runtime_checkable

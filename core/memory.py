@@ -47,6 +47,7 @@ class _Split:
     bytes: Sequence[int]  # of one slot
     ahead: bool
     drafters: Sequence[tuple[str, HoldsKV]]
+    scratch: Sequence[tuple[str, int, int]]
 
     @property
     def drafts(self) -> int:
@@ -86,6 +87,7 @@ class _Split:
     def cost(self, tokens: int) -> int:
         """Bytes of all groups, and of what drafters keep."""
         drafts = sum((each.kv_tokens or tokens) * each.kv_bytes for _, each in self.drafters)
+        drafts += sum(rows * each for _, rows, each in self.scratch)
         return drafts + sum(size * each for size, each in zip(self.sizes(tokens), self.bytes, strict=True))
 
     def fit(self, budget: int) -> int:
@@ -116,6 +118,7 @@ class _Split:
             f"{each.kv_tokens or tokens:,} tokens x {each.kv_bytes:,} bytes for spec.{name}"
             for name, each in self.drafters
         ]
+        parts += [f"{rows:,} rows x {each:,} bytes for drafts of spec.{name}" for name, rows, each in self.scratch]
         kept = "KV" if any(group.layers for group in self.groups) else "states"
         return f"{' + '.join(parts)} = {self.cost(tokens) / GIB:.2f} GiB of {kept}"
 
@@ -130,8 +133,11 @@ def plan_memory(
     *,
     ahead: bool,
     drafters: Sequence[tuple[str, HoldsKV]],
+    scratch: Sequence[tuple[str, int, int]] = (),
 ) -> MemoryPlan:
     """Split memory among the groups of the plugin `cache` and what `drafters` keep; `ahead`: steps overlap.
+
+    `scratch`: of drafters whose rows lie among the target's, names, further rows and bytes of one (`Lodging`).
 
     `cache.tokens` wins over `cache.size`. Raises ConfigError with the arithmetic and two ways out.
     """
@@ -142,7 +148,7 @@ def plan_memory(
         + (0 if group.layers or group.states else NUMBER_BYTES)
         for group in groups
     ]
-    split = _Split(config, groups, each, ahead, drafters)
+    split = _Split(config, groups, each, ahead, drafters, scratch)
     free = free_bytes(device)
     tokens = _tokens(split, free, device)
     arithmetic, need = split.text(tokens), split.cost(tokens)

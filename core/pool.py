@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,9 +68,18 @@ class KVStore:
     """K and V of every layer: `keys[i]` is [slots, kv_heads, k_dim], `values[i]` is [slots, kv_heads, v_dim]."""
 
     def __init__(
-        self, spec: ModelSpec, slots: Sequence[int], group_of: Sequence[int], dtype: torch.dtype, device: torch.device
+        self,
+        spec: ModelSpec,
+        slots: Sequence[int],
+        group_of: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        scratch: Mapping[int, int] | None = None,
     ) -> None:
-        """`slots[g]` slots for pool group g; layer i's KV lies in pool group `group_of[i]`."""
+        """`slots[g]` slots for pool group g; layer i's KV lies in pool group `group_of[i]`.
+
+        `scratch` has more rows for some layers, behind those of the slots.
+        """
         import torch
 
         self.group_of = tuple(group_of)  # layer -> index into Batch.groups
@@ -78,15 +87,19 @@ class KVStore:
         def zeros(slots: int, heads: int, dim: int) -> torch.Tensor:
             # Zeros, not empty: a padded gather may read a slot nobody wrote, and 0 * NaN would poison the result.
             # On CPU through numpy, whose zeros are mapped lazily: a large pool costs no start-up time.
-            if device.type != "cpu":
+            if device.type != "cpu" or not dim:
                 return torch.zeros(slots, heads, dim, dtype=dtype, device=device)
             raw = np.zeros(slots * heads * dim * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(raw).view(dtype).view(slots, heads, dim)
 
-        sizes = [(slots[g], layer) for g, layer in zip(group_of, spec.layers, strict=True)]
+        more = scratch or {}
+        sizes = [
+            (slots[g] + more.get(i, 0), layer) for i, (g, layer) in enumerate(zip(group_of, spec.layers, strict=True))
+        ]
         self.keys = [zeros(n, s.kv_heads, s.k_dim) for n, s in sizes]
         self.values = [zeros(n, s.kv_heads, s.v_dim) for n, s in sizes]
         self.moved_bytes = 0
+        self.marks: tuple[str, ...] = ()  # what rows depend on that are neither K nor V of the model
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k [T, kv_heads, k_dim] and v [T, kv_heads, v_dim] of one layer at `slots` [T] int64."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ..drafts import Draft
-from ..interfaces import HiddenStates, Model, PluginContext, SparseHead
+from ..interfaces import HiddenStates, LendsParts, Model, PluginContext, SparseHead
 from .attention import NaiveAttention
 from .plugin import PluginSuite
 from .ragged import Part, Ragged
@@ -150,6 +150,21 @@ class ModelSuite(PluginSuite):
         whole, ragged = seen(Ragged(spec), [Part(0, PROMPT)]), Ragged(spec)
         chunks = [seen(ragged, [Part(0, PROMPT[:17])]), seen(ragged, [Part(0, PROMPT[17:])])]
         self._close(torch.cat(chunks), whole)
+
+    def test_lends_what_heads_need(self, model: Model) -> None:
+        """Capability `parts` of the spec: rows of the embedding, and a product of any weight, with and without bias."""
+        spec = model.spec
+        if "parts" not in spec.capabilities:
+            pytest.skip("no capability parts")
+        lends, dtype = cast(LendsParts, model), getattr(torch, spec.dtype)
+        words = lends.embed(torch.tensor([0, spec.vocab_size - 1, 0]))
+        assert (words.shape, words.dtype) == ((3, spec.hidden_size), dtype)
+        assert torch.equal(words[0], words[2])
+        assert not torch.equal(words[0], words[1])
+        random = torch.Generator().manual_seed(2)
+        weight, bias = (torch.randn(7, *shape, generator=random).to(dtype) for shape in ((spec.hidden_size,), ()))
+        self._close(lends.product(weight)(words), words @ weight.T)
+        self._close(lends.product(weight, bias)(words), words @ weight.T + bias)
 
     def _alone(self, model: Model, tokens: list[int]) -> torch.Tensor:
         return self._logits(model, Ragged(model.spec), [Part(0, tokens)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,17 +15,26 @@ def probabilities(contexts: Sequence[DraftContext], logits: torch.Tensor) -> tor
     """[R, vocab] float32 from logits [R, vocab]: grammar, bias and temperature, and cut-offs where it is to be drawn.
 
     So that they come near the target's own: the nearer, the more is accepted. Penalties are left to the target. A row
-    where nothing is possible is 0. The temperature of greedy requests is taken as 1: it changes no order, and tells how
-    sure the model is.
+    where nothing is possible is 0.
     """
-    scores = filters.masked(logits, range(len(contexts)), _masks(contexts, logits.shape[1]))
+    return softened(contexts, filters.masked(logits, range(len(contexts)), _masks(contexts, logits.shape[1])))
+
+
+def softened(
+    contexts: Sequence[DraftContext], scores: torch.Tensor, places: Mapping[int, int] | None = None
+) -> torch.Tensor:
+    """The same from masked scores [R, V], which may be changed; `places` are the columns of tokens, if not their ids.
+
+    The temperature of greedy requests is taken as 1: it changes no order, and tells how sure the model is.
+    """
     for row, context in zip(scores, contexts, strict=True):
         for token, bias in (context.params.logit_bias or {}).items():
-            row[token] += bias
+            if (place := token if places is None else places.get(token)) is not None:
+                row[place] += bias
     heat = [1.0 if each.params.greedy else each.params.temperature for each in contexts]
     if any(each != 1.0 for each in heat):
         scores = scores / torch.tensor(heat, device=scores.device)[:, None]
-    vocab = logits.shape[1]
+    vocab = scores.shape[1]
     cut = [i for i, c in enumerate(contexts) if c.draws is not None and cutoffs.needs_cut(c.params, vocab)]
     if cut:
         for kept in cutoffs.cut(scores[cut], [contexts[i].params for i in cut]):

@@ -71,6 +71,10 @@ class Texts:
         text.verified = len(context.tokens) - context.chain
         return text
 
+    def too_long(self, text: Text) -> bool:
+        """The verified text fills the draft model's context: nothing will be drafted for it any more."""
+        return text.verified >= self._most
+
     def segment(self, text: Text, most: int) -> Segment | None:
         """The next tokens to read, at most `most`; None if there is no room for them. The last is always read."""
         request = text.request

@@ -86,7 +86,7 @@ class DraftDrafter:
     """
 
     api = 1
-    capabilities = frozenset({"inline", "batched", "drawn", "kv"})
+    capabilities = frozenset({"inline", "batched", "drawn", "kv", "trees"})
 
     class Options(BaseModel):
         """`spec: [{use: draft, model: smollm2-135m}]`."""
@@ -159,6 +159,7 @@ class DraftDrafter:
         growing = [_Growing(*each) for each in zip(contexts, budgets, texts, strict=True)]
         turn, room = list[tuple[_Growing, Segment]](), self._options.catch_up
         for each in sorted(growing, key=lambda each: each.text.pending):  # a long prompt to read delays nobody else
+            each.context.over = self.texts.too_long(each.text)
             segment = self.texts.segment(each.text, room)
             if segment is not None:
                 turn.append((each, segment))
@@ -183,7 +184,8 @@ class DraftDrafter:
         for each, row, (tokens, likely) in zip(growing, chances, best, strict=True):
             count = min(self._options.breadth, each.budget - each.nodes)
             token = each.draw(row, count) if each.context.draws is not None else each.choose(tokens, likely, count)
-            each.ended = token is None or each.depth >= self._options.max_tokens or each.nodes >= each.budget
+            most = min(self._options.max_tokens, each.context.levels)
+            each.ended = token is None or each.depth >= most or each.nodes >= each.budget
             if token is not None and not each.ended:
                 each.ended = not self._goes_on(each.context, token)
                 each.text.request.tokens.extend(self._vocabulary.read(array("i", [token])))

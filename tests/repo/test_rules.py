@@ -23,7 +23,7 @@ SOURCE_FOLDERS = ("core", "plugins", "server", "lang")
 # Making lines denser would hide that, so the budget says what the core is; it is meant to fall, and whatever only
 # commands or the server use belongs to these. What stands apart, and is called by the loop at a few places only, has a
 # budget of its own.
-CORE_LINES = 4600
+CORE_LINES = 4740
 PARTS = {
     # It wraps strangers' backends (compile processes that may be killed, what is kept, thoughts before answers), so it
     # can be no plugin, and nothing else in the core needs to know it.
@@ -31,15 +31,18 @@ PARTS = {
         950,
         ("constraint", "grammars", "compiling", "compile_process", "compile_worker", "thinking", "parsing"),
     ),
-    # Choices, scoring, what outlives a request, and what is pinned.
-    "programs": (470, ("choosing", "growing", "scoring", "holds", "pins", "siblings")),
+    # Choices, scoring, what outlives a request, and what is pinned, by calls and by the configuration.
+    "programs": (530, ("choosing", "growing", "scoring", "holds", "pinned", "pins", "siblings")),
     # The loop queues a few words, the rest is on a thread of its own; mirrors are for programs that have no engine.
     "events": (390, ("events", "feed", "mirror")),
-    # What drafters are asked and propose, how much of it pays at the present batch, drafters that fail or hang, and how
-    # drafts are verified, in both ways.
+    # What drafters are asked and propose, how much of it pays at the present batch, drafters that fail or hang, where
+    # their rows lie among the target's, and how drafts are verified, in both ways.
     "drafts": (
-        900,
-        ("drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "features", "verifier", "deadline"),
+        1090,
+        (
+            "drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "features", "verifier", "deadline",
+            "token_rows", "drawn_from",
+        ),  # fmt: skip
     ),
     # How many slots of which kind there are, asked once; and those of recurrent states, which only the ledger knows.
     "memory": (380, ("memory", "windows", "state_slots", "states")),
@@ -48,6 +51,8 @@ PARTS = {
     "tiers": (760, ("storage", "tier_blocks", "tier_loads", "tier_setup", "tier_shelf", "tiers")),
     # What plugins see of the cache; the component that those of others are made from is here too.
     "cache": (290, ("components", "eviction", "keys")),
+    # What plugins of several kinds compile their C++ with.
+    "kernels": (50, ("kernels",)),
     # Lazy orders, requests that wait for a prefix in the making, and what requests will still write.
     "queue": (310, ("waiting", "parking", "policies", "ranked", "foresight")),
 }

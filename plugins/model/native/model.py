@@ -38,7 +38,7 @@ class NativeModel:
     """Kind `model`, name `native`. Loads a folder or GGUF file; imports no transformers."""
 
     api = 1
-    capabilities = frozenset({"tree_mask", "sparse_head", "hidden_states"})
+    capabilities = frozenset({"tree_mask", "sparse_head", "hidden_states", "parts"})
 
     class Options(BaseModel):
         """How its matrices are multiplied."""
@@ -68,6 +68,7 @@ class NativeModel:
         )
         head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
         self._head = Linear(head)
+        self._gemm: Gemm | None = None  # where matrices are packed
         self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
         tied = ("lm_head.weight",) if arch.tied else ()
         with torch.inference_mode():
@@ -98,6 +99,7 @@ class NativeModel:
                     raise
                 log.warning("matrix products run on torch, several times slower for few rows: %s", error)
                 return
+            self._gemm = gemm
             for layer in self._layers:
                 layer.pack(gemm)
             self._head = head = PackedLinear(gemm, self._head)
@@ -168,6 +170,16 @@ class NativeModel:
         """[hidden], [K] int64 -> float32 [K]: only these tokens' rows of the head are read."""
         return self._capped((self._head.rows(tokens) @ hidden).float())
 
+    @torch.inference_mode()
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[N] int64 -> [N, hidden], as stored."""
+        return self._embed(tokens)
+
+    def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The model's own kernel for a weight [out, in] in its dtype, on its device."""
+        linear = Linear(weight, bias)
+        return linear if self._gemm is None else PackedLinear(self._gemm, linear)
+
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.arch.logit_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
@@ -224,7 +236,7 @@ def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
         eos_token_ids=source.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         states=states,
-        capabilities=frozenset({"hidden_states"}),
+        capabilities=frozenset({"hidden_states", "parts"}),
         hidden_size=arch.hidden,
         depth=len(arch.layers),
     )
