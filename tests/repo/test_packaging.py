@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+KINDS = (".py", ".cpp", ".json", ".safetensors")  # the last two of heads that are shipped
 PLACES = {"core": "phloem", "plugins": "phloem/plugins", "server": "phloem/server", "lang": "phloem/lang"}
 
 
@@ -33,9 +34,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def sources(folder: str) -> set[str]:
-    """Python files of a source folder, relative to it; the links to other source folders are not followed."""
+    """Files of a source folder that are shipped, relative to it; the links to other source folders are not followed."""
     skip = ("plugins/", "server/", "lang/") if folder == "core" else ()
-    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cpp")]
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
     names = {path.relative_to(ROOT / folder).as_posix() for path in files}
     return {name for name in names if not name.startswith(skip or "//")}
 
@@ -55,7 +56,7 @@ def test_wheel_has_every_module_once(archives: tuple[Path, Path]) -> None:
     names = zipfile.ZipFile(archives[0]).namelist()
     assert len(names) == len(set(names))
     expected = {f"{place}/{name}" for folder, place in PLACES.items() for name in sources(folder)}
-    packed = {name for name in names if name.endswith((".py", ".cpp"))}
+    packed = {name for name in names if name.endswith(KINDS)}
     assert packed == expected
     assert "phloem/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
