@@ -155,7 +155,46 @@ class HostSection(Section):
     """Bytes of KV that are kept there."""
     write: Literal["through", "hot", "back"] = "through"
     """When KV is copied there, and to the disk: as it is computed, when another request has found it in the pool
-    (`hot`), or when it is evicted from the pool (`back`)."""
+    (`hot`), or before it is evicted from the pool (`back`)."""
+
+
+class PinSection(Section):
+    """A prefix that is computed when the engine starts and stays in the cache: a text, messages, or token ids."""
+
+    name: str = Field(min_length=1)
+    """To unpin it by; each has its own."""
+    text: str | None = None
+    """What prompts begin with."""
+    messages: tuple[dict[str, str], ...] | None = None
+    """First messages of chats, such as `[{role: system, content: ...}]`: what the model's chat template makes of them,
+    up to where the next message's text begins."""
+    token_ids: tuple[int, ...] | None = None
+    """Token ids that prompts begin with."""
+    salt: str | None = None
+    """As requests that are to find it have it (`cache_salt`)."""
+    adapter: str | None = None
+    """Likewise."""
+    routing_key: str | None = None
+    """Likewise, for a key scheme that reads it."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> PinSection:
+        given = [name for name in ("text", "messages", "token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs one of text, messages, token_ids; it has {' and '.join(given) or 'none'}")
+        return self
+
+
+def _own_names(pins: tuple[PinSection, ...]) -> tuple[PinSection, ...]:
+    """Raises for each pin whose name an earlier one has, at its place."""
+    names = [pin.name for pin in pins]
+    twice = [i for i, name in enumerate(names) if name in names[:i]]
+    lines: list[InitErrorDetails] = [
+        {"type": _problem("an earlier pin has this name"), "loc": (i, "name"), "input": names[i]} for i in twice
+    ]
+    if lines:
+        raise ValidationError.from_exception_data("pins", lines)
+    return pins
 
 
 class CacheSection(PluginSection):
@@ -190,6 +229,8 @@ class CacheSection(PluginSection):
     not named; absent: none."""
     pin_share: float = Field(default=0.0, ge=0, lt=1)
     """Most of the KV pool that pinned prefixes may keep, taken off the longest request; 0: nothing can be pinned."""
+    pins: Annotated[tuple[PinSection, ...], AfterValidator(_own_names)] = ()
+    """Prefixes that are pinned from the start, within `pin_share`: `[{name: system, text: ...}]`."""
 
     @model_validator(mode="after")
     def _whole_pages(self) -> CacheSection:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from .choosing import join
 from .config import Config, load_config
 from .errors import AbortedError, ConfigError, EngineDeadError, RequestError
-from .messages import Event, GenerateCall
+from .messages import Event, GenerateCall, pin_call
 from .params import SamplingParams
 from .results import Collector, Output, Result
 from .service import LocalService, Sink
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 Prompt = str | list[int]
 T = TypeVar("T")
 _NAMES = ("salt", "adapter", "routing_key", "group", "hold")
-_OF_CALL: Mapping[str, Any] = {"priority": int, **dict.fromkeys(_NAMES, str | None)}
+_OF_CALL: Mapping[str, Any] = {
+    "priority": int,
+    "hold_idle_s": float | int | None,
+    **dict.fromkeys(_NAMES, str | None),
+}
 
 
 class Engine:
@@ -84,12 +88,11 @@ class Engine:
             from .loop import EngineCore  # torch comes with it; `import phloem` must stay cheap
 
             core = EngineCore.from_config(self.config)
+            core.run(self._emit, lambda: built.set_result(core))
         except BaseException as error:
+            if built.done():
+                raise
             built.set_exception(error)
-            return
-        built.set_result(core)
-        try:
-            core.run(self._emit)
         finally:
             self._end()
 
@@ -139,8 +142,8 @@ class Engine:
         """Continue a prompt (text or token ids), or each of a list of them, all submitted at once.
 
         A list of prompts shares its `params`, or has a list of them, one each. `call` takes salt, adapter, priority,
-        routing_key, group and hold. Raises RequestError and others of phloem.errors; in a list, the first error ends
-        the call and aborts the rest.
+        routing_key, group, hold and hold_idle_s. Raises RequestError and others of phloem.errors; in a list, the first
+        error ends the call and aborts the rest.
         """
         calls, single = self._calls(prompt, params, call)
         results = self._run(calls)
@@ -273,13 +276,16 @@ class Engine:
         self.invoke(lambda core: core.parts.feed.listen()).result()
         return self.core.parts.feed
 
-    def pin(self, name: str, prompt: Prompt, *, salt: str | None = None, adapter: str | None = None) -> int:
+    def pin(self, name: str, prompt: Prompt, **call: Any) -> int:
         """Compute a prefix, if need be, and keep it in the cache until `unpin(name)`; returns its tokens, whole pages.
 
-        Raises RequestError where that would be more than `cache.pin_share` allows. A pin replaces an older one's.
+        `call` takes salt, adapter, routing_key and priority, as the calls that are to find it have them. Raises
+        RequestError where that would be more than `cache.pin_share` allows. A pin replaces an older one of its name.
         """
-        made = self._call(prompt, SamplingParams(max_tokens=1, temperature=0), stream=False, salt=salt, adapter=adapter)
-        made.pin = name
+        if foreign := call.keys() - {"salt", "adapter", "routing_key", "priority"}:
+            raise RequestError(f"unknown argument {min(foreign)!r}", param=min(foreign))
+        asked = self._call(prompt, None, stream=False, **call)
+        made = pin_call(asked.call_id, name, asked.prompt, **call)
         self._run([made])
         return len(made.prompt) // self.config.cache.page_size * self.config.cache.page_size
 

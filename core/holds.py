@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
 from .batch import IntArray
+from .errors import RequestError
 from .interfaces import Cache, Lease
 
 
@@ -22,7 +24,8 @@ class Hold:
     """One locked path."""
 
     lease: Lease
-    used_s: float  # time.monotonic()
+    idle_s: float  # it ends when nobody has used it for so long
+    due_s: float = 0.0  # when that will be
 
 
 class Holds:
@@ -39,20 +42,31 @@ class Holds:
     ) -> None:
         """`slots` is the most that holds may lock, each slot counted once, of a pool's first group.
 
-        There are at most `most` holds where each keeps a state besides.
+        A hold may be idle for `idle_s` seconds, or as much less as its call says. There are at most `most` holds where
+        each keeps a state besides.
         """
         self._cache, self._slots, self._idle_s, self._clock = cache, slots, idle_s, clock
         self._most = most
         self._named: dict[str, Hold] = {}  # least recently used first
+        self._ends: list[tuple[float, str]] = []  # heap: for each use of a hold, when it was to end then
         self._owners: IntArray = np.zeros(0, dtype=np.int32)  # holds that lock a slot
         self.tokens = 0  # slots that at least one hold locks
         self.revoked = 0  # holds given up for want of slots
         self.expired = 0
 
-    def keep(self, name: str, lease: Lease) -> None:
+    def allow(self, idle_s: float | None) -> None:
+        """Raises RequestError if a call may not have this limit of its own."""
+        if idle_s is not None and not 0 < idle_s <= self._idle_s:
+            raise RequestError(
+                f"hold_idle_s must be above 0 and at most {self._idle_s:g} (schedule.hold_idle_s), got {idle_s:g}",
+                param="hold_idle_s",
+            )
+
+    def keep(self, name: str, lease: Lease, idle_s: float | None = None) -> None:
         """Take over a lease under a name, in the place of an older one's."""
         self.drop(name)
-        self._named[name] = Hold(lease, self._clock())
+        self._named[name] = Hold(lease, self._idle_s if idle_s is None else idle_s)
+        self.touch(name)
         self._count(lease, 1)
         while self.tokens > self._slots or (self._most is not None and len(self._named) > self._most):
             self.revoke()
@@ -60,8 +74,9 @@ class Holds:
     def touch(self, name: str | None) -> None:
         """A call that will replace a hold has arrived: the hold is in use."""
         if name is not None and (hold := self._named.pop(name, None)) is not None:
-            hold.used_s = self._clock()
+            hold.due_s = self._clock() + hold.idle_s
             self._named[name] = hold
+            heappush(self._ends, (hold.due_s, name))
 
     def drop(self, name: str) -> bool:
         """Release a hold; False if there is none of that name."""
@@ -92,10 +107,12 @@ class Holds:
 
     def expire(self) -> None:
         """Release what nobody has used for too long. O(1) while that is nothing; called every step."""
-        now = self._clock()
-        while self._named and now - next(iter(self._named.values())).used_s > self._idle_s:
-            self.drop(next(iter(self._named)))
-            self.expired += 1
+        while self._ends and self._ends[0][0] < self._clock():
+            due_s, name = heappop(self._ends)
+            hold = self._named.get(name)
+            if hold is not None and hold.due_s == due_s:  # else it has been used since, or is gone
+                self.drop(name)
+                self.expired += 1
 
     def stats(self) -> dict[str, int]:
         """Numbers for `Engine.stats`."""

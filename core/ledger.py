@@ -244,7 +244,7 @@ class Ledger:
             found = request.cached_tokens if request.state is State.FINISHED else None
             self._uses.used(request.lease, found or 0, request.call.priority)
         if hold is not None and self.shares:
-            self.holds.keep(hold, request.lease)
+            self.holds.keep(hold, request.lease, request.call.hold_idle_s)
         else:
             self.cache.release(request.lease)
         if self.states is not None:

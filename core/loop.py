@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from .interfaces import ServiceInfo, TokenizerData
 from .keys import rekey
 from .ledger import Ledger
 from .messages import Event, GenerateCall
+from .pinned import PinWanted, pin_all, pins_wanted
 from .pins import Pins
 from .request import Request, State
 from .sampler import Outcome
@@ -61,8 +62,9 @@ class Parts:
 class EngineCore:
     """Runs requests. `submit`, `abort`, `invoke` and `stop` may be called from any thread, the rest from the loop's."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, parts: Parts, pins: Sequence[PinWanted] = ()) -> None:
+        """`pins` are the configuration's, to be computed before anybody is served."""
+        self.parts, self._wanted = parts, pins
         self.scheduler, self.ledger = parts.scheduler, parts.ledger
         self.pins = Pins(self.ledger, parts.admission.memory.pinnable)
         self.info, self.tokenizer_data = parts.info, parts.tokenizer_data
@@ -82,7 +84,7 @@ class EngineCore:
         """Load the model and build everything else; may take seconds. Raises ConfigError, PluginError, ModelError."""
         from .assemble import build_parts  # the assembly needs every module, this one included
 
-        return cls(build_parts(config))
+        return cls(build_parts(config), pins_wanted(config))
 
     # --- from any thread
 
@@ -121,11 +123,16 @@ class EngineCore:
         """True while any request is waiting or running; one whose grammar is being compiled is neither."""
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def run(self, emit: Emit) -> None:
-        """Serve until `stop`. `emit` gets each step's events."""
+    def run(self, emit: Emit, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`. `emit` gets each step's events; `ready` is called once, when serving begins.
+
+        Raises ConfigError where what the configuration pins cannot be.
+        """
         self.parts.observers.start(self.info)
         try:
             self.parts.feed.start()
+            pin_all(self, self._wanted)
+            ready()
             while not self._stopping:
                 self._drain(block=self._ahead is None and (self._idle or not self.busy))
                 self.step()
@@ -144,6 +151,19 @@ class EngineCore:
             self.parts.feed.close()
             self.parts.observers.stop()
 
+    def complete(self, calls: Sequence[GenerateCall]) -> list[Event]:
+        """Run calls to their ends while nobody else is served, and return what they report. Called by `pin_all`."""
+        events = list[Event]()
+        for call in calls:
+            call.arrival_s = time.monotonic()
+            self._admit(call)
+        while self._calls:
+            self._drain(block=self._idle)
+            self.step()
+            self._flush(events.extend)
+        self._flush(events.extend)
+        return events
+
     def step(self) -> None:
         """One turn: launch the next step, then commit it (or, when running ahead, the one before)."""
         begin = time.perf_counter()
@@ -157,6 +177,7 @@ class EngineCore:
             for segment in plan.segments:
                 segment.request.in_flight += segment.count
                 segment.request.future = segment.samples and segment.draft is None
+                segment.request.drawn = segment.draft is not None and segment.draft.drawn is not None
             launched, self._ahead = self._ahead, launched
         self._idle = not plan and self._ahead is None and self.ledger.tiers is not None and self.ledger.tiers.loading
         if launched is not None:
@@ -165,6 +186,8 @@ class EngineCore:
                 self.check()
 
     def _drain(self, *, block: bool) -> None:
+        if block:
+            self.parts.drafting.idled()
         while True:
             try:
                 work = self._inbox.get(block=block, timeout=_LOAD_WAIT_S if self._idle else None)
@@ -187,6 +210,7 @@ class EngineCore:
             waiting, most = len(self.scheduler.waiting) + self._compiling_requests, self.scheduler.limits.max_waiting
             if waiting + call.params.n > most:
                 raise QueueFullError(f"{waiting} requests are waiting, the limit is {most}", hint="retry later")
+            self.ledger.holds.allow(call.hold_idle_s)
             requests = self.parts.admission.requests(call)
             ticket = self.parts.grammars.ask(call.params)
             if call.pin is not None:
@@ -322,6 +346,7 @@ class EngineCore:
         request = segment.request
         if request.in_flight:
             request.in_flight -= segment.count
+            request.drawn = False
             request.future = request.future and request.in_flight > 0  # else this was the step that samples it
         end = segment.start + segment.count
         in_prompt = max(0, min(end, request.prompt_len) - segment.start)

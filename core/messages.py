@@ -23,9 +23,27 @@ class GenerateCall(msgspec.Struct, kw_only=True):
     score: list[list[int]] | None = None  # continuations, each at least one token: nothing is generated
     group: str | None = None  # calls of one program: they wait for each other's prefixes to the last token
     hold: str | None = None  # the computed path stays locked under this name when the call has ended
+    hold_idle_s: float | None = None  # seconds without use after which it ends; None: `schedule.hold_idle_s`, the most
     pin: str | None = None  # the prompt stays locked under this name until it is unpinned, or the call is refused
     stream: bool = True  # False: one event per choice, at its end
     arrival_s: float = 0.0  # time.monotonic() at submission; 0: filled in by the loop
+
+
+def pin_call(
+    call_id: str,
+    name: str,
+    prompt: list[int],
+    *,
+    salt: str | None = None,
+    adapter: str | None = None,
+    routing_key: str | None = None,
+    priority: int = 0,
+) -> GenerateCall:
+    """A call that computes a prompt, as far as it is not cached, and pins it. It writes one token, for nobody."""
+    params = SamplingParams(max_tokens=1, temperature=0)
+    call = GenerateCall(call_id=call_id, prompt=prompt, params=params, pin=name, stream=False)
+    call.salt, call.adapter, call.routing_key, call.priority = salt, adapter, routing_key, priority
+    return call
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):

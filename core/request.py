@@ -70,6 +70,7 @@ class Request:
     # scheduling
     in_flight: int = 0  # tokens of a launched step that is not committed yet (overlap)
     future: bool = False  # the next input token is still on the device
+    drawn: bool = False  # that step verifies a draft by rejection sampling: it must count
     matched: int = 0  # cached tokens at the last look
     matched_version: int = -1
     deferred: int = 0  # steps spent waiting for another request's prefix

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -16,13 +18,14 @@ from torch.nn.utils.rnn import pad_sequence
 from . import cutoffs, filters, noise
 from .batch import Segment
 from .cutoffs import Kept
+from .drawn_from import DrawnFrom
 from .draws import Chance, Dice, Floats
 from .errors import PhloemError, RequestError, StepError
 from .filters import Span
 from .interfaces import LogitsProcessor
 from .masks import DEAD, Masks
 from .messages import TokenLogprob
-from .verifier import walk, walk_drawn
+from .verifier import Walked, walk, walk_drawn
 
 # Rows that allow at most this many tokens are sampled from a table of their own. It is where fetching the columns of
 # a head of 49,152 x 576 float32 one by one costs as much as one more row of its product: 0.2 to 0.4 ms either way.
@@ -58,7 +61,7 @@ class Pending:
     masks: Masks | None
     spans: list[Span]
     chance: Chance
-    work: _Work | None = None
+    work: DrawnFrom | None = None
 
     def put(self, rows: Sequence[int], best: torch.Tensor, tokens: torch.Tensor) -> None:
         """Set the winners of some rows."""
@@ -69,29 +72,67 @@ class Pending:
     def outcomes(self) -> list[Outcome]:
         """One outcome per segment, in order. Waits for the device; called once, when the step is committed."""
         samples = torch.where(self.best.isfinite(), self.tokens, -1).tolist()
-        outcomes = [self._walk(span, samples) for span in self.spans]
+        drawn = self._walk_drawn(samples)
+        outcomes = [self._outcome(span, samples, drawn.get(i)) for i, span in enumerate(self.spans)]
         for mode in ("raw", "processed"):
             self._add_logprobs(mode, outcomes)
         return outcomes
 
-    def _walk(self, span: Span, samples: list[int]) -> Outcome:
-        error = span.error or span.segment.request.error
-        if error is not None:
+    def _outcome(self, span: Span, samples: list[int], walked: Walked | None) -> Outcome:
+        """`walked` is what became of a draft that was drawn."""
+        if (error := _error(span)) is not None:
             return Outcome([], [], error=error if isinstance(error, PhloemError) else StepError(repr(error)))
-        own = samples[span.row : span.row + len(span.positions)]
-        draft, ends = span.segment.draft, span.segment.request.stop_ids
-        if draft is not None and draft.drawn is not None:
-            tokens, nodes = walk_drawn(draft, own, lambda node: self._probabilities(span, node), self.chance, ends)
-        else:
-            tokens, nodes = walk(draft, own, ends)
+        tokens, nodes = walked or walk(span.segment.draft, _own(span, samples), span.segment.request.stop_ids)
         if len(tokens) > len(nodes):
             return Outcome(tokens, nodes)
         return Outcome(tokens, nodes, error=self._diagnose(span, nodes[-1] + 1 if nodes else 0))
 
-    def _probabilities(self, span: Span, node: int) -> Floats:
-        """[vocab] float64: what the token after a draft node is drawn from, all filters applied."""
-        scores: Floats = self._scores(span, [node + 1], "processed").double().softmax(-1)[0].cpu().numpy()
-        return scores
+    def _walk_drawn(self, samples: list[int]) -> dict[int, Walked]:
+        """By span, what rejection sampling makes of the drafts that were drawn.
+
+        The device is asked once for a number per draft node, and then for whole rows where first children are refused:
+        of all requests at once, so of chains once.
+        """
+        walks = []
+        for i, (span, draft) in enumerate((span, span.segment.draft) for span in self.spans):
+            if draft is not None and draft.drawn is not None and _error(span) is None:
+                walks.append((i, span, draft))
+        likely = self._likely([span for _, span, _ in walks])
+        done: dict[int, Walked] = {}
+        turns: list[tuple[int, Any, Floats | None]] = [
+            (i, walk_drawn(draft, _own(span, samples), chances, self.chance, span.segment.request.stop_ids), None)
+            for (i, span, draft), chances in zip(walks, likely, strict=True)
+        ]
+        while turns:
+            asked = []
+            for i, going, row in turns:
+                try:
+                    asked.append((i, going, going.send(row)))
+                except StopIteration as end:
+                    done[i] = end.value
+            rows = self._probabilities([(self.spans[i], node) for i, _, node in asked])
+            turns = [(i, going, row) for (i, going, _), row in zip(asked, rows, strict=True)]
+        return done
+
+    def _likely(self, spans: Sequence[Span]) -> list[list[float]]:
+        """For each node of drafts that were drawn, how likely the token after its parent is to be its own."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        for span in spans:
+            draft, at = span.segment.draft, {row: span.at + i for i, row in enumerate(span.rows)}
+            assert draft is not None, "checked by the caller"
+            # a row that cannot be reached is not there: anything will do
+            rows += [at.get(parent + 1, max(0, span.at)) for parent in draft.parents]
+            tokens += draft.tokens
+        flat = iter(self.work.chances(rows, tokens) if self.work is not None else [])
+        return [list(islice(flat, len(span.segment.draft or ()))) for span in spans]
+
+    def _probabilities(self, places: Sequence[tuple[Span, int]]) -> list[Floats]:
+        """[vocab] float64 for each draft node: what the token after it is drawn from, all filters applied."""
+        if not places:
+            return []
+        scores = torch.cat([self._scores(span, [node + 1], "processed") for span, node in places])
+        return list(scores.double().softmax(-1).cpu().numpy())
 
     def _diagnose(self, span: Span, i: int) -> PhloemError:
         """Why row i of a span could not be sampled."""
@@ -138,27 +179,6 @@ class Pending:
         if mode == "raw" or span.at < 0 or self.work is None:
             return self.logits[[span.first + i for i in held]]
         return self.work.dense([span.at + i for i in held])
-
-
-@dataclass(slots=True)
-class _Work:
-    """The working copy of the scores of rows that need filters or noise: edited greedy, free, then cut rows."""
-
-    scores: torch.Tensor  # [R, vocab] float32
-    cut_from: int  # first row that draws from a part of the vocabulary
-    kept: list[Kept] = field(default_factory=list)
-
-    def dense(self, rows: list[int]) -> torch.Tensor:
-        """Scores [rows, vocab] with everything cut at minus infinity."""
-        out = self.scores[rows]
-        for kept in self.kept:
-            where = {row: i for i, row in enumerate(kept.rows.tolist())}
-            for i, row in enumerate(rows):
-                if (at := where.get(row - self.cut_from)) is not None:
-                    alive = kept.scores[at] != -math.inf
-                    out[i].fill_(-math.inf)
-                    out[i, kept.ids[at][alive]] = kept.scores[at][alive]
-        return out
 
 
 class Sampler:
@@ -235,7 +255,7 @@ class Sampler:
 
     def _filter(
         self, scores: torch.Tensor, groups: Groups, ids: torch.Tensor | None = None
-    ) -> tuple[_Work, torch.Tensor, torch.Tensor]:
+    ) -> tuple[DrawnFrom, torch.Tensor, torch.Tensor]:
         """Edit, heat, cut and draw from scores [R, K], in place: the work, per row the winning score and its token.
 
         Columns are all tokens, or `ids` [R, K] on the host.
@@ -247,7 +267,7 @@ class Sampler:
         a, b = (sum(span.count for span in group) for group in (greedy, free))
         b += a
         won = [noise.winners(scores[:a])] if greedy else []
-        work = _Work(scores, b)
+        work = DrawnFrom(scores, b)
         if free or cut:
             heat = [span.params.temperature for span in (*free, *cut) for _ in range(span.count)]
             if any(t != 1.0 for t in heat):
@@ -286,6 +306,14 @@ class Sampler:
         if self._hashed is None or self._hashed.device != device:
             self._hashed = noise.token_hash(torch.arange(self.vocab_size, device=device))
         return self._hashed
+
+
+def _own(span: Span, samples: list[int]) -> list[int]:
+    return samples[span.row : span.row + len(span.positions)]
+
+
+def _error(span: Span) -> Exception | None:
+    return span.error or span.segment.request.error
 
 
 def _lay_out(segments: Sequence[Segment]) -> list[Span]:

@@ -192,10 +192,19 @@ class Scheduler:
 
     def _victim(self, request: Request) -> Request:
         """Whom to retract for `request`: the policy's choice, else the latest arrival, itself included."""
-        chosen = self.policy.victim(self.running)
-        if chosen is not None and chosen in self.running:
+        able = self._retractable()
+        chosen = self.policy.victim(able)
+        if chosen is not None and chosen in able:
             return chosen
-        return max(self.running, key=lambda r: r.arrival)
+        return max(able, key=lambda r: r.arrival)
+
+    def _retractable(self) -> list[Request]:
+        """Who runs, without those whose drawn draft is in flight: a retraction would make its verdict void.
+
+        How many slots it takes, and so whether it comes to a retraction, may depend on what was drawn. Were only some
+        draws' verdicts to count, the others would be drawn anew, and the text would not be distributed as the target.
+        """
+        return [request for request in self.running if not request.drawn]
 
     def retract(self, request: Request) -> None:
         """Send a running request back to the queue. Its state stays in the cache while there is room."""
@@ -268,7 +277,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> bool:
         """Retract a running request for a waiting one, if the policy names one."""
-        victim = self.waiting.preempted(request, self.running)
+        victim = self.waiting.preempted(request, self._retractable())
         if victim is not None:
             self.retract(victim)
         return victim is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -12,6 +13,9 @@ from tokenizers import Tokenizer as Backend
 from .chat import ChatTemplate
 from .errors import ModelError, RequestError
 from .interfaces import TokenizerData
+
+# What a message may begin with: a letter, a digit, a sign, a space, a line, a character of several bytes.
+_BEGINNINGS = ("a", "0", "(", " b", "\n\nc", "é")
 
 
 class Tokenizer:
@@ -104,6 +108,19 @@ class Tokenizer:
             return self.encode(text, add_special=False)
         except RequestError as error:
             raise RequestError(error.message, hint=error.hint, param="messages") from error
+
+    def chat_prefix(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """The token ids that all chats with these first messages begin with: what is worth pinning. Errors as `chat`.
+
+        Where the next message's text begins is found by trying some: a template may also put the first message into
+        the second, or write something behind the last.
+        """
+        if not messages:
+            raise RequestError("messages is empty", hint="give at least one message", param="messages")
+        role = "assistant" if messages[-1].get("role") == "user" else "user"
+        tried = [self.chat([*messages, {"role": role, "content": text}], **variables) for text in _BEGINNINGS]
+        places = zip(*tried, strict=False)
+        return [tokens[0] for tokens in takewhile(lambda tokens: len(set(tokens)) == 1, places)]
 
     @property
     def chat_template(self) -> str | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
 from .drafts import Draft
 from .draws import Chance, Floats
 
+Walked = tuple[list[int], list[int]]  # tokens emitted, draft nodes accepted
 
-def walk(
-    draft: Draft | None, samples: Sequence[int], stop_ids: frozenset[int] = frozenset()
-) -> tuple[list[int], list[int]]:
+
+def walk(draft: Draft | None, samples: Sequence[int], stop_ids: frozenset[int] = frozenset()) -> Walked:
     """Tokens emitted and draft nodes accepted by one segment; called once per segment and step, O(nodes).
 
     `samples[0]` is the target's sample after the committed text, `samples[i + 1]` the one after draft node i. The
@@ -41,15 +41,17 @@ def walk(
 def walk_drawn(
     draft: Draft,
     samples: Sequence[int],
-    target: Callable[[int], Floats],
+    likely: Sequence[float],
     chance: Chance,
     stop_ids: frozenset[int] = frozenset(),
-) -> tuple[list[int], list[int]]:
+) -> Generator[int, Floats, Walked]:
     """`walk` for a draft whose nodes were drawn (`draft.drawn`), by rejection sampling.
 
-    `target(node)` gives the target's probabilities after a node, [vocab], filters applied; it is asked for nodes that
-    are reached only. Where a node has no children its own sample is taken. After Leviathan et al. (2023) and Chen et
-    al. (2023) for one child, Miao et al. (SpecInfer, 2024) for several.
+    `likely[node]` is the target's probability of a node's token after its parent, filters applied; of nodes that are
+    not reached it may be anything. Where it refuses a node's first child, the walk yields that node (-1: the text's
+    end) and is sent the target's probabilities after it, [vocab]: so of most nodes one number is all that is needed.
+    Where a node has no children its own sample is taken. After Leviathan et al. (2023) and Chen et al. (2023) for one
+    child, Miao et al. (SpecInfer, 2024) for several.
     """
     assert draft.drawn is not None, "rejection sampling divides by the probabilities drawn from"
     children: dict[int, list[int]] = {}
@@ -61,7 +63,10 @@ def walk_drawn(
     while (token := samples[node + 1]) >= 0:
         child: int | None = None
         if node in children:
-            token, child = _try(draft, children[node], target(node), chance)
+            child = first = children[node][0]
+            token, drawn = draft.tokens[first], draft.drawn[first]
+            if not chance.happens(likely[first] * float(drawn.sum(dtype=np.float64)) / float(drawn[token])):
+                token, child = _after_refusal(draft, children[node], (yield node), chance)
         tokens.append(token)
         if child is None or token in stop_ids:
             break
@@ -70,8 +75,8 @@ def walk_drawn(
     return tokens, nodes
 
 
-def _try(draft: Draft, siblings: Sequence[int], target: Floats, chance: Chance) -> tuple[int, int | None]:
-    """The next token, and the sibling that it is, if any.
+def _after_refusal(draft: Draft, siblings: Sequence[int], target: Floats, chance: Chance) -> tuple[int, int | None]:
+    """The next token where the first sibling was refused, and the one that it is, if any.
 
     Each in turn is taken with probability p(x) / q(x). If it is not, what is left of p beyond q is the new p, and q
     loses x, which is not drawn again. So whatever q is, the token is distributed as p.
@@ -80,10 +85,10 @@ def _try(draft: Draft, siblings: Sequence[int], target: Floats, chance: Chance) 
     p = np.array(target, dtype=np.float64)
     q = np.array(draft.drawn[siblings[0]], dtype=np.float64)
     p /= p.sum()
-    for node in siblings:
+    for place, node in enumerate(siblings):
         token = draft.tokens[node]
         q /= q.sum()
-        if chance.happens(p[token] / q[token]):
+        if place and chance.happens(p[token] / q[token]):
             return token, node
         rest = np.maximum(p - q, 0.0)
         total = rest.sum()

@@ -47,7 +47,7 @@ class Core(Protocol):
     def submit(self, call: GenerateCall) -> None: ...
     def abort(self, call_id: str) -> None: ...
     def invoke(self, function: Callable[[Any], T]) -> Future[T]: ...
-    def run(self, emit: Callable[[list[Event]], None]) -> None: ...
+    def run(self, emit: Callable[[list[Event]], None], ready: Callable[[], None]) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -89,12 +89,15 @@ def main(load: Callable[[dict[str, Any]], Loaded]) -> int:
     sender = Sender(context, boot.events)
     try:
         core, memory, plugins = load(boot.config)
-        gc.collect()
-        gc.freeze()  # what is there now stays: looking through it again would hold up a step by 0.2 s
-        sender.send(Ready(core.info, core.tokenizer_data, memory, plugins))
-        threading.Thread(target=_read_commands, args=(context, boot.calls, core, sender), daemon=True).start()
-        threading.Thread(target=_beat, args=(core, sender, boot.heartbeat_s), daemon=True).start()
-        core.run(lambda events: sender.send(Events(events)))
+
+        def ready() -> None:
+            gc.collect()
+            gc.freeze()  # what is there now stays: looking through it again would hold up a step by 0.2 s
+            sender.send(Ready(core.info, core.tokenizer_data, memory, plugins))
+            threading.Thread(target=_read_commands, args=(context, boot.calls, core, sender), daemon=True).start()
+            threading.Thread(target=_beat, args=(core, sender, boot.heartbeat_s), daemon=True).start()
+
+        core.run(lambda events: sender.send(Events(events)), ready)
     except BaseException as error:
         user = isinstance(error, PhloemError)
         text = str(error) if user else "".join(traceback.format_exception(error)[-6:])
@@ -192,7 +195,7 @@ def _chosen(config: Config, core: EngineCore) -> dict[str, str]:
     names = {(found.kind, found.target.partition(":")[2]): found.name for found in Registry().found()}
     single = {kind: names.get((kind, cls.__name__), cls.__name__) for kind, cls in auto.items()}
     single |= {"schedule": config.schedule.use, "grammar": config.grammar.use}
-    single["events"] = config.events.use
+    single |= {"events": config.events.use, "storage": config.cache.disk.use}
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}
 

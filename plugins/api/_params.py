@@ -67,7 +67,7 @@ def generate_calls(
     ids: Sequence[str], prompts: Sequence[list[int]], params: SamplingParams, body: Sampling, info: ServiceInfo
 ) -> list[GenerateCall]:
     """A call for each prompt, with what the body says beyond sampling."""
-    hold = session_hold(body.session, body.cache_salt, None, len(prompts), info)
+    hold = session_hold(body.session, body.cache_salt, None, len(prompts), info, body.session_idle_s)
     return [_call(one, prompt, params, body, hold) for one, prompt in zip(ids, prompts, strict=True)]
 
 
@@ -79,6 +79,7 @@ def _call(call_id: str, prompt: list[int], params: SamplingParams, body: Samplin
         priority=body.priority or 0,
         salt=body.cache_salt,
         hold=hold,
+        hold_idle_s=body.session_idle_s,
         stream=bool(body.stream),
     )
 

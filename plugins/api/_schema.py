@@ -86,6 +86,7 @@ class Sampling(Body):
     priority: Int | None = Field(None, description="Higher runs earlier, under policies that look at it.")
     cache_salt: str | None = Field(None, description="Requests with different salts never share cached state.")
     session: str | None = Field(None, description="A conversation whose path stays cached between its turns.")
+    session_idle_s: float | None = Field(None, description="Seconds without a turn after which it is let go.")
 
 
 class CompletionBody(Sampling):

@@ -11,14 +11,24 @@ MAX_NAME = 256
 
 
 def session_hold(
-    session: str | None, salt: str | None, adapter: str | None, prompts: int, info: ServiceInfo
+    session: str | None,
+    salt: str | None,
+    adapter: str | None,
+    prompts: int,
+    info: ServiceInfo,
+    idle_s: float | None = None,
 ) -> str | None:
     """The name of a session's hold, None without a session. RequestError where a session cannot be honoured.
 
     Salt and adapter are part of it: a tenant cannot end or replace another one's session by guessing its name.
     """
     if session is None:
+        if idle_s is not None:
+            raise RequestError("session_idle_s needs a session", param="session_idle_s")
         return None
+    if idle_s is not None and not 0 < idle_s <= info.hold_idle_s:
+        problem = f"session_idle_s must be above 0 and at most {info.hold_idle_s:g}, got {idle_s:g}"
+        raise RequestError(problem, hint="the most is the server's schedule.hold_idle_s", param="session_idle_s")
     if not 0 < len(session) <= MAX_NAME:
         raise RequestError(f"session must have 1 to {MAX_NAME} characters, got {len(session)}", param="session")
     if not info.shares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -13,8 +14,7 @@ from starlette.responses import Response
 
 from phloem.errors import RequestError
 from phloem.interfaces import PluginContext, Service
-from phloem.messages import Event, GenerateCall, Usage
-from phloem.params import SamplingParams
+from phloem.messages import Event, GenerateCall, Usage, pin_call
 
 from ._body import Body
 from ._json import JsonRoute
@@ -42,6 +42,7 @@ class GenerateBody(Body):
     adapter: str | None = None
     routing_key: str | None = None
     session: str | None = Field(None, description="A conversation whose path stays cached between its turns.")
+    session_idle_s: float | None = Field(None, description="Seconds without a turn after which it is let go.")
 
 
 class EndSessionBody(Body):
@@ -57,9 +58,12 @@ class PinBody(Body):
 
     name: str = Field(min_length=1, description="To unpin it by; a pin replaces an older one of its name.")
     text: str | None = None
+    messages: list[dict[str, str]] | None = Field(None, description="First messages of chats, by the chat template.")
     input_ids: list[TokenId] | None = None
     salt: str | None = None
     adapter: str | None = None
+    routing_key: str | None = None
+    priority: Int | None = None
 
 
 class UnpinBody(Body):
@@ -111,10 +115,16 @@ class NativeApi:
         @router.post("/pin")
         async def pin(body: PinBody, request: Request) -> Response:
             """Compute a prefix, if need be, and keep it in the cache until it is unpinned."""
-            (prompt,) = await _prompts(body, service)
-            params = SamplingParams(max_tokens=1, temperature=0)
-            call = GenerateCall(call_id=new_id("pin"), prompt=prompt, params=params, salt=body.salt, pin=body.name)
-            call.adapter = body.adapter
+            prompt = await _prefix(body, service)
+            call = pin_call(
+                new_id("pin"),
+                body.name,
+                prompt,
+                salt=body.salt,
+                adapter=body.adapter,
+                routing_key=body.routing_key,
+                priority=body.priority or 0,
+            )
             ((choice,),) = await unless_gone(request.receive, collect(service, [call]))
             usage = choice.usage or Usage()
             counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
@@ -141,7 +151,7 @@ async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
     settings = given if isinstance(given, list) else [given] * batch
     if len(settings) != batch:
         raise RequestError(f"{len(settings)} sampling_params for {batch} prompts", param="sampling_params")
-    hold = session_hold(body.session, body.salt, body.adapter, batch, service.info)
+    hold = session_hold(body.session, body.salt, body.adapter, batch, service.info, body.session_idle_s)
     return [
         GenerateCall(
             call_id=rid,
@@ -152,10 +162,20 @@ async def _calls(body: GenerateBody, service: Service) -> list[GenerateCall]:
             adapter=body.adapter,
             routing_key=body.routing_key,
             hold=hold,
+            hold_idle_s=body.session_idle_s,
             stream=bool(body.stream),
         )
         for rid, prompt, fields in zip(rids, prompts, settings, strict=True)
     ]
+
+
+async def _prefix(body: PinBody, service: Service) -> list[int]:
+    """What is to be pinned, as token ids."""
+    if body.messages is None:
+        return (await _prompts(body, service))[0]
+    if body.text is not None or body.input_ids is not None:
+        raise RequestError("give one of text, messages and input_ids", param="messages")
+    return await asyncio.to_thread(service.tokenizer.chat_prefix, body.messages)
 
 
 async def _prompts(body: GenerateBody | PinBody, service: Service) -> list[list[int]]:

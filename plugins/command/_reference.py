@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from phloem.config import exact_section
 from phloem.config_layers import LISTS, PLAIN, SLOTS
-from phloem.config_sections import ComponentsSection, HostSection, PluginSection, Section
+from phloem.config_sections import ComponentsSection, HostSection, PinSection, PluginSection, Section
 from phloem.errors import PluginError
 from phloem.registry import AUTO, Registry
 
@@ -33,7 +33,7 @@ def reference(registry: Registry | None = None) -> str:
         if len(path) == 1:
             parts.append(_section(f"`{path[0]}`", section))
         if path == ("cache",):
-            parts.append(_section("`cache.host`", HostSection))
+            parts += [_section("`cache.host`", HostSection), _section("`cache.pins`", PinSection)]
     parts += [_section(f"`{name}`", section) for name, section in PLAIN.items()]
     kinds = sorted({kind for kind, _ in [*SLOTS.values(), *LISTS.values()]} | {"api"})
     for kind in kinds:

@@ -14,7 +14,7 @@ import torch
 
 from equivalence.harness import assert_same, engine, greedy, pairwise, prompts, serve, tiny_reference
 from phloem import Engine, SamplingParams
-from phloem.errors import ConfigError, RequestError
+from phloem.errors import ConfigError
 from phloem.loop import EngineCore
 
 TinyModel = Callable[[str], Path]
@@ -187,35 +187,6 @@ def test_aborts_and_streams(tiny_model: TinyModel, arch: str, page: int, overlap
         written = [token for piece in running.stream(texts[0], greedy(16)) for token in piece.token_ids]
         assert_same(written, *tiny_reference(folder).greedy(texts[0], 16))
         serve(running, folder, texts, 16)
-        all_back(running)
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("page", [1, 16])
-def test_holds_and_pins_keep_their_state(tiny_model: TinyModel, arch: str, page: int) -> None:
-    """A held turn and a pinned prompt are found whole after everything else has been evicted."""
-    folder = tiny_model(arch)
-    text, pinned, *others = prompts(8, low=64, high=64, shared=0)
-    cache = {"use": "hybrid", "page_size": page, "tokens": 1024, "pin_share": 0.25, "snapshot_every": 128}
-    with engine(folder, cache=cache, schedule={"max_running": 2, "hold_share": 0.5}) as running:
-        first = running.generate(text, greedy(40), hold="talk")
-        running.pin("system", pinned)
-        for other in others:
-            serve(running, folder, [other], 4)
-        for group in (0, 1):
-            running.core.ledger.cache.evict(10**6, group)
-        turn = [*text, *first.token_ids, 5]
-        (result,) = serve(running, folder, [turn], 4)
-        assert result.usage.cached_tokens == (len(turn) - 2) // page * page
-        (result,) = serve(running, folder, [[*pinned, 5]], 4)
-        assert result.usage.cached_tokens == len(pinned) // page * page
-        for name in ("two", "three", "four"):
-            running.pin(name, pinned[: 16 * (1 + len(name) % 3)] + [len(name)] * 16)
-        with pytest.raises(RequestError, match="each keeps a state"):
-            running.pin("five", [9] * 32)
-        for name in ("system", "two", "three", "four"):
-            running.unpin(name)
-        running.core.drop_hold("talk")
         all_back(running)
 
 

@@ -191,27 +191,6 @@ def test_retraction_and_aborts(tiny_model: Callable[[str], Path], arch: str) -> 
         assert all(group["free"] == group["total"] for group in running.stats()["groups"])
 
 
-@pytest.mark.parametrize(("arch", "page"), [("gemma3", 1), ("mistral", 1), ("gemma3", 16)])
-def test_holds_and_pins_keep_their_window(tiny_model: Callable[[str], Path], arch: str, page: int) -> None:
-    """A held turn and a pinned prompt are found whole after everything else has been evicted."""
-    folder = tiny_model(arch)
-    text, pinned, *others = prompts(6, low=64, high=64, shared=0)
-    cache = {"use": "swa", "page_size": page, "tokens": 1024, "pin_share": 0.25, "window_every": 4096}
-    schedule = {"max_running": 2, "max_tokens_per_step": 32, "chunk": 16, "hold_share": 0.5}
-    with engine(folder, cache=cache, schedule=schedule) as running:
-        first = running.generate(text, greedy(40), hold="talk")
-        running.pin("system", pinned)
-        for other in others:
-            serve(running, folder, [other], 20)
-        for group in (0, len(running.stats()["groups"]) - 1):
-            running.core.ledger.cache.evict(10**6, group)
-        turn = [*text, *first.token_ids, 5]
-        (result,) = serve(running, folder, [turn], 4)
-        assert result.usage.cached_tokens == (len(turn) - 2) // page * page
-        (result,) = serve(running, folder, [[*pinned, 5]], 4)
-        assert result.usage.cached_tokens == len(pinned) // page * page
-
-
 def test_the_default_goes_by_the_models_groups(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     """`auto`; who requires something of the cache is held to what it came to, and refusals name that."""
     for arch, cache in (("llama", "RadixCache"), ("gemma3", "SwaCache"), ("mistral", "SwaCache")):

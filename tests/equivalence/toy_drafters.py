@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +22,7 @@ class Options(BaseModel):
     texts: tuple[tuple[int, ...], ...] = ()
     """Prompts followed by their reference output."""
     length: int = 4
+    children: int = 1
 
 
 class _Toy:
@@ -75,6 +77,25 @@ class Tree(_Toy):
             parents += [at] * (len(decoys) + 1)
             at = len(tokens) - 1
         return Draft(tuple(tokens), tuple(parents))
+
+
+class Draws(_Toy):
+    """Draws where it may, `children` at each place: of tokens `texts[i]`, all equally likely, after i of output."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"drawn", "inline"})
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        place, children = len(context.tokens) - context.prompt_len, self.options.children
+        texts = self.options.texts[place : place + min(self.options.length, budget // children)]
+        if context.draws is None or not texts:
+            return Draft.chain([text[0] for text in texts]) if texts else None
+        parent = -1
+        for text in texts:
+            first, likely = len(context.draws), np.zeros(self.vocab, dtype=np.float32)
+            likely[list(text)] = 1.0
+            context.draws.draw(likely, parent, children)
+            parent = first
+        return context.draws.close()
 
 
 class Watches(_Toy):

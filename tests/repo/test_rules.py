@@ -38,11 +38,20 @@ PARTS = {
     # What drafters are asked and propose, how much of it pays at the present batch, drafters that fail or hang, where
     # their rows lie among the target's, and how drafts are verified, in both ways.
     "drafts": (
-        1090,
+        1100,
         (
-            "drafters", "drafting", "drafts", "draft_cost", "draft_size", "draws", "features", "verifier", "deadline",
-            "token_rows", "drawn_from",
-        ),  # fmt: skip
+            "drafters",
+            "drafting",
+            "drafts",
+            "draft_cost",
+            "draft_size",
+            "draws",
+            "features",
+            "verifier",
+            "deadline",
+            "token_rows",
+            "drawn_from",
+        ),
     ),
     # How many slots of which kind there are, asked once; and those of recurrent states, which only the ledger knows.
     "memory": (380, ("memory", "windows", "state_slots", "states")),

@@ -137,7 +137,8 @@ class EchoCore:
     def stop(self) -> None:
         self._inbox.put(lambda: setattr(self, "_stopping", True))
 
-    def run(self, emit: Callable[[list[Event]], None]) -> None:
+    def run(self, emit: Callable[[list[Event]], None], ready: Callable[[], None] = lambda: None) -> None:
+        ready()
         while not self._stopping:
             self._drain()
             if self.calls:

@@ -14,8 +14,9 @@ USER: list[Any] = [{"role": "user", "content": "What travels down the stem?"}]
 
 
 @pytest.fixture(scope="module")
-def live(tiny_model: Callable[[str], Path]) -> Iterator[Live]:
-    with Live(tiny_model("llama"), "model.name=tiny") as server:
+def live(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    disk = f"cache.disk={{path: {tmp_path_factory.mktemp('kv')}, size: 16MiB}}"
+    with Live(tiny_model("llama"), "model.name=tiny", disk) as server:
         yield server
         server.until(server.all_slots_back)
 
@@ -192,7 +193,7 @@ def test_the_http_process_has_no_torch(live: Live) -> None:
 
 def test_banner_config_and_health(live: Live) -> None:
     output = live.output
-    for part in ("tiny", "float32", "bytes = ", "cache.radix 0.1.0", live.url, "curl "):
+    for part in ("tiny", "float32", "bytes = ", "cache.radix 0.1.0", "storage.file 0.1.0", live.url, "curl "):
         assert part in output, output
     config = live.http.get("/config").json()
     assert config["cache"]["use"] == "auto"
@@ -201,4 +202,5 @@ def test_banner_config_and_health(live: Live) -> None:
     live.until(lambda: live.http.get("/health").json()["steps"] > 0)  # told by heartbeats
     health = live.http.get("/health").json()
     assert health["healthy"]
-    assert (health["plugins"]["cache"], health["plugins"]["model"]) == ("radix", "native")
+    named = {section: health["plugins"][section] for section in ("cache", "model", "storage")}
+    assert named == {"cache": "radix", "model": "native", "storage": "file"}

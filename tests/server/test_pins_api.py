@@ -14,7 +14,8 @@ SYSTEM = "The sugar a leaf makes travels down the stem in the phloem, and the wa
 
 @pytest.fixture(scope="module")
 def live(tiny_model: Callable[[str], Path]) -> Iterator[Live]:
-    with Live(tiny_model("llama"), "cache.tokens=256", "cache.pin_share=0.25") as server:
+    pins = "cache.pins=[{name: start, messages: [{role: system, content: You are a leaf.}], salt: mine}]"
+    with Live(tiny_model("llama"), "cache.tokens=256", "cache.pin_share=0.25", pins) as server:
         yield server
 
 
@@ -28,6 +29,21 @@ def cached(live: Live, text: str, **body: Any) -> int:
     answer = post(live, "/generate", text=text, sampling_params={"max_tokens": 2}, **body)
     found: int = answer["meta_info"]["cached_tokens"]
     return found
+
+
+def test_what_the_configuration_pins_is_there_and_can_go(live: Live) -> None:
+    """The first request finds it; over HTTP the same messages pin the same tokens."""
+    chat = {"messages": [{"role": "system", "content": "You are a leaf."}, {"role": "user", "content": "Why?"}]}
+    post(live, "/flush_cache")
+    made = post(live, "/v1/chat/completions", max_tokens=1, cache_salt="mine", **chat)
+    found = made["usage"]["prompt_tokens_details"]["cached_tokens"]
+    live.until(lambda: live.metrics().get("phloem_pinned_tokens") == found > 0)
+    assert post(live, "/unpin", name="start") == {"unpinned": True}
+    again = post(live, "/pin", name="start", messages=chat["messages"][:1], salt="mine", routing_key="a")
+    assert (again["prompt_tokens"], again["cached_tokens"]) == (found, found - 1)
+    assert post(live, "/unpin", name="start") == {"unpinned": True}
+    answer = live.http.post("/pin", json={"name": "a", "messages": chat["messages"], "text": "b"})
+    assert answer.json()["error"]["param"] == "messages"
 
 
 def test_a_pinned_text_survives_a_flush(live: Live) -> None:

@@ -114,6 +114,34 @@ def test_a_session_ends_when_nobody_uses_it(tiny_model: Callable[[str], Path]) -
     asyncio.run(test())
 
 
+def test_a_session_may_end_sooner(tiny_model: Callable[[str], Path]) -> None:
+    """Over every route, within what the server allows."""
+
+    async def test() -> None:
+        async with real(tiny_model("llama"), schedule={"hold_idle_s": 60}) as (client, engine):
+            own = {"session_idle_s": 0.2}
+            await post(client, "/v1/completions", prompt="The sugar", max_tokens=2, session="stays")
+            await post(client, "/v1/completions", prompt="The sugar", max_tokens=2, session="a", **own)
+            await post(client, "/v1/chat/completions", messages=HELLO, max_tokens=2, session="b", **own)
+            await post(client, "/generate", text="a leaf", session="c", sampling_params={"max_tokens": 2}, **own)
+            end = time.monotonic() + 10
+            while holds(engine) > 1:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+            assert engine.stats()["holds"]["expired"] == 3
+            for more, said in (
+                ({"session": "a", "session_idle_s": 61}, "must be above 0 and at most 60, got 61"),
+                ({"session": "a", "session_idle_s": 0}, "must be above 0 and at most 60, got 0"),
+                ({"session_idle_s": 1.0}, "session_idle_s needs a session"),
+            ):
+                answer = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, **more})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, "session_idle_s")
+                assert said in error["message"]
+
+    asyncio.run(test())
+
+
 def test_an_aborted_or_failed_turn_leaves_the_last_one(tiny_model: Callable[[str], Path]) -> None:
     """what-breaks 25: the held path is that of the last turn that ended well."""
 

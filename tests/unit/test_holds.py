@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_scheduler import Bench, text
 
+from phloem.errors import RequestError
 from phloem.holds import Holds
 from phloem.request import Request, State
 
@@ -165,6 +166,36 @@ def test_idle_holds_expire_and_used_ones_do_not() -> None:
     assert bench.holds.stats()["expired"] == 1
     bench.drain()
     assert bench.holds.stats() == {"count": 1, "tokens": 50, "revoked": 0, "expired": 1}
+
+
+def test_each_hold_may_have_a_shorter_limit() -> None:
+    """In whatever order they are used; a use begins anew, and a later call's limit is the hold's."""
+    bench = Holding(idle_s=10)
+    for name, idle_s in (("long", None), ("short", 2.0), ("middle", 5.0)):
+        bench.add(text(ord(name[0]), 10), out=1, hold=name, hold_idle_s=idle_s)
+        bench.drain()
+    bench.now = 1.5
+    bench.holds.touch("short")
+    bench.now = 3.0
+    assert bench.holds.stats()["expired"] == 0
+    bench.now = 3.6
+    assert bench.holds.stats()["expired"] == 1
+    bench.add([*text(ord("m"), 10), 7], out=1, hold="middle", hold_idle_s=1.0)
+    bench.drain()
+    bench.now = 4.7
+    assert bench.holds.stats() == {"count": 1, "tokens": 10, "revoked": 0, "expired": 2}
+    bench.now = 10.5
+    assert bench.holds.stats()["expired"] == 3
+    assert not bench.holds._ends
+
+
+@pytest.mark.parametrize("idle_s", [0.0, -1.0, 10.5, float("nan"), float("inf")])
+def test_a_limit_beyond_the_configured_one_is_refused(idle_s: float) -> None:
+    bench = Holding(idle_s=10)
+    bench.holds.allow(None)
+    bench.holds.allow(10.0)
+    with pytest.raises(RequestError, match=r"must be above 0 and at most 10 \(schedule.hold_idle_s\)"):
+        bench.holds.allow(idle_s)
 
 
 def test_a_cache_that_shares_nothing_holds_nothing() -> None:

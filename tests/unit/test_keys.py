@@ -10,7 +10,7 @@ import pytest
 
 from phloem import Engine, SamplingParams
 from phloem.config import load_config
-from phloem.errors import ConfigError, PhloemError
+from phloem.errors import ConfigError, PhloemError, RequestError
 from phloem.keys import rekey
 from phloem.testing import KeySuite
 from phloem.testing.schedule import waiting_request
@@ -128,8 +128,15 @@ def test_pins_go_by_keys(tiny_model: Tiny, schemes: Path) -> None:
         engine={"check": True, "threads": 1},
     ) as made:
         made.pin("system", PROMPT)
+        made.pin("own", PROMPT, routing_key="a")
         made.flush_cache()
         assert made.generate(PROMPT, FOUR).usage.cached_tokens == 62
+        made.unpin("system")
+        made.flush_cache()
+        assert made.generate(PROMPT, FOUR).usage.cached_tokens == 3
+        assert made.generate(PROMPT, FOUR, routing_key="a").usage.cached_tokens == 62
+        with pytest.raises(RequestError, match="unknown argument 'hold'"):
+            made.pin("own", PROMPT, hold="a")
 
 
 def test_a_scheme_that_raises_ends_its_request_only(tiny_model: Tiny, schemes: Path) -> None:

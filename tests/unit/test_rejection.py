@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import sampling_rig as rig
+import torch
 from test_verifier import MODEL, PARAMS, allowed_by, plain_probability
 
 from phloem.config import load_config
@@ -21,7 +22,7 @@ from phloem.draws import Chance, Dice, Draws, Floats
 from phloem.errors import ConfigError
 from phloem.interfaces import DraftContext
 from phloem.params import SamplingParams
-from phloem.sampler import Sampler
+from phloem.sampler import Pending, Sampler
 from phloem.verifier import walk_drawn
 
 T = TypeVar("T")
@@ -62,6 +63,21 @@ def every(run: Callable[[Chance], T]) -> Iterator[tuple[float, T]]:
 # --- the walk
 
 
+def walked(
+    draft: Draft, samples: Sequence[int], target: Callable[[int], Floats], chance: Chance, *ends: int
+) -> tuple[list[int], list[int]]:
+    """`walk_drawn`, sent whatever it asks for."""
+    likely = [float(target(parent)[token]) for parent, token in zip(draft.parents, draft.tokens, strict=True)]
+    going = walk_drawn(draft, samples, likely, chance, frozenset(ends))
+    row = None
+    while True:
+        try:
+            row = target(going.send(row))
+        except StopIteration as end:
+            found: tuple[list[int], list[int]] = end.value
+            return found
+
+
 TARGETS = ([0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.25, 0.25], [0.0, 0.9, 0.1, 0.0], [1.0, 0.0, 0.0, 0.0])
 PROPOSALS = (*TARGETS, [0.0, 0.0, 0.0, 1.0], [0.05, 0.15, 0.3, 0.5])
 
@@ -77,7 +93,7 @@ def test_one_token_is_distributed_as_the_target(target: list[float], proposal: l
         draws.draw(np.array(proposal), -1, siblings)
         draft = draws.close()
         assert draft is not None
-        tokens, nodes = walk_drawn(draft, [0] * (len(draft) + 1), lambda node: np.array(target), chance)
+        tokens, nodes = walked(draft, [0] * (len(draft) + 1), lambda node: np.array(target), chance)
         assert nodes == [] or draft.tokens[nodes[0]] == tokens[0]
         return tokens[0]
 
@@ -96,7 +112,7 @@ def test_more_is_accepted_than_by_the_target_s_own_sample() -> None:
         draws.draw(proposal)
         draft = draws.close()
         assert draft is not None
-        return bool(walk_drawn(draft, [0, 0], lambda node: target, chance)[1])
+        return bool(walked(draft, [0, 0], lambda node: target, chance)[1])
 
     accepted = sum(mass for mass, hit in every(run) if hit)
     assert accepted == pytest.approx(np.minimum(target, proposal).sum())
@@ -108,7 +124,7 @@ def test_top_children_treated_as_draws_would_be_biased() -> None:
     target = np.array([0.5, 0.3, 0.15, 0.05])
     draft = Draft((0, 1), (-1, -1), drawn=(target, target))
     masses = [0.0] * 4
-    for mass, (tokens, _) in every(lambda chance: walk_drawn(draft, [0] * 3, lambda node: target, chance)):
+    for mass, (tokens, _) in every(lambda chance: walked(draft, [0] * 3, lambda node: target, chance)):
         masses[tokens[0]] += mass
     assert masses != pytest.approx(target, abs=0.01)
     assert masses[2:] == pytest.approx([0.0, 0.0])
@@ -120,9 +136,9 @@ def test_the_walk_ends_where_the_text_does_and_where_a_row_could_not_be_sampled(
     draft = Draft(draft.tokens, draft.parents, drawn=tuple(sure))
     rows = [*sure, np.eye(4)[0]]
     dice = Dice(1)
-    assert walk_drawn(draft, [9, 9, 9, 0], lambda node: rows[node + 1], dice) == ([1, 2, 3, 0], [0, 1, 2])
-    assert walk_drawn(draft, [9, 9, 9, 0], lambda node: rows[node + 1], dice, frozenset({2})) == ([1, 2], [0])
-    assert walk_drawn(draft, [9, -1, 9, 0], lambda node: rows[node + 1], dice) == ([1], [0])
+    assert walked(draft, [9, 9, 9, 0], lambda node: rows[node + 1], dice) == ([1, 2, 3, 0], [0, 1, 2])
+    assert walked(draft, [9, 9, 9, 0], lambda node: rows[node + 1], dice, 2) == ([1, 2], [0])
+    assert walked(draft, [9, -1, 9, 0], lambda node: rows[node + 1], dice) == ([1], [0])
 
 
 # --- through drafting and the sampler, with all filters
@@ -192,6 +208,45 @@ def test_every_outcome_of_a_step(name: str, depth: int, children: int) -> None:
     for pair, mass in seconds.items():
         rest = plain_probability(name, pair) / plain_probability(name, pair[:1])
         assert mass == pytest.approx(gone_on[pair[0]] * rest, abs=1e-6), pair
+
+
+@pytest.mark.parametrize(("children", "most"), [(1, 1), (2, 3)])
+def test_the_device_is_asked_for_all_requests_at_once(
+    monkeypatch: pytest.MonkeyPatch, children: int, most: int
+) -> None:
+    """For whole rows only where a node's first child is refused; of trees, once a level at most."""
+    asked: list[int] = []
+    whole = Pending._probabilities
+
+    def counted(pending: Pending, places: Any) -> list[Floats]:
+        asked.extend([len(places)] if places else [])
+        return whole(pending, places)
+
+    monkeypatch.setattr(Pending, "_probabilities", counted)
+    requests = [rig.make_request(PARAMS["all cuts" if i % 2 else "plain"], (4, i), seed=i) for i in range(12)]
+    made = drafting(Drawing(depth=3, children=children), Dice(3))
+    segments = [rig.segment_of(request, made.propose(request, 6)) for request in requests]
+    outcomes = rig.run_step(MODEL, Sampler(rig.VOCAB, {}, Dice(4)), segments)
+    accepted = sum(len(outcome.nodes) for outcome in outcomes)
+    assert 0 < accepted < sum(len(segment.draft or ()) for segment in segments)
+    assert 0 < len(asked) <= most
+    assert sum(asked) <= len(requests) * most
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "hot", "top_k", "top_p", "min_p", "all cuts", "penalties", "min_tokens", "bias"]
+)
+def test_a_token_s_chance_is_that_in_its_whole_row(name: str) -> None:
+    requests = [rig.make_request(PARAMS[each], (4, i), seed=i) for i, each in enumerate((name, "top_p", "plain"))]
+    draft = Draft((1, 2, 3, 4, 1), (-1, 0, 1, 0, 3))
+    segments = [rig.segment_of(request, draft) for request in requests]
+    logits = torch.tensor([MODEL([i, 2 * i + 1]) for i in range(18)])
+    work = Sampler(rig.VOCAB, {}).start(rig.head_of(logits), segments).work
+    assert work is not None
+    rows = [*range(len(work.scores)), 3, 3]
+    chances = work.dense(rows).double().softmax(-1)
+    for token in range(rig.VOCAB):
+        assert work.chances(rows, [token] * len(rows)) == pytest.approx(chances[:, token].tolist(), abs=1e-6)
 
 
 def test_the_grammar_cuts_nothing_that_was_drawn() -> None:

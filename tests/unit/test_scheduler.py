@@ -296,6 +296,24 @@ def test_equals_do_not_retract_each_other_for_ever(policy: str) -> None:
     assert steps <= 4 * (56 + 10)
 
 
+def test_who_verifies_what_was_drawn_is_not_retracted() -> None:
+    """Its verdict would be void, and whether it comes to that may depend on what was drawn: that would be a bias."""
+    bench = Bench(pool=64, policy="priority", options={"preempt_at": 1})
+    first, second, third = (bench.add(text(i, 8), out=20, priority=2 - i) for i in range(3))
+    bench.step()
+    assert bench.scheduler.running == [first, second, third]
+    assert bench.scheduler._victim(first) is third
+    third.drawn = True
+    assert bench.scheduler._victim(first) is second
+    second.drawn = True
+    assert bench.scheduler._victim(first) is first
+    first.drawn = True
+    urgent = bench.add(text(9, 40), out=20, priority=9)
+    bench.scheduler.plan()
+    assert urgent.state is State.WAITING
+    assert bench.scheduler.retractions == 0
+
+
 def test_many_short_requests_leave_nothing_behind() -> None:
     """what-breaks 24: usage returns to zero and the queue stays empty; nothing is kept per request."""
     bench = Bench(pool=256, page=4)
