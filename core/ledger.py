@@ -199,6 +199,8 @@ class Ledger:
         assert request.lease is not None
         if self.states is not None:
             for at in self.states.due(request, length, ends=ends):
+                if self.tiers is not None:
+                    self.tiers.published(request, at)
                 self._publish(request, at, request.lease)
         elif length - request.lease.length >= self.page_size:
             if self.tiers is not None:
@@ -229,6 +231,8 @@ class Ledger:
     def _expect_again(self, request: Request) -> None:
         """The prompt may be sent again, and is then found to its last token at most: what that needs is used."""
         if (self._windows or self.states is not None) and self.shares:
+            if self.tiers is not None and (end := self.tiers.again(request)):
+                self.cache.match(request.keys, end, request.namespace)
             self.cache.match(request.keys, request.prompt_len - 1, request.namespace)
 
     def release(self, request: Request, *, publish: bool, hold: str | None = None) -> None:

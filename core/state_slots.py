@@ -7,7 +7,8 @@ A slot holds the state after some prefix of a text, and has one owner, as a page
 - those that its steps under way will leave, one for each node of a draft included: the accepted one becomes the
   request's state by its number, and the others are free again in the same step;
 - those at its *marks*, where others are expected to go on: the last place of its prompt that a match may end at, the
-  place where its prompt parts from cached texts, and where a waiting request parts from it.
+  place where its prompt parts from cached texts, and where a waiting request parts from it. With tiers below the cache,
+  which keep states between blocks only, also the last of these before each, and before the end of its text.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class StateSlots:
         self._shares = "sharing" in cache.capabilities
         self._rows, self._each = rows, each
         self._running = 0
+        self.block = 0  # tokens of a block, where there are tiers
+        self.loading: list[int] = []  # slots that a tier is filling
         self.snapshots, self.pinnable = snapshots, pinnable
 
     def _floor(self, tokens: int) -> int:
@@ -93,6 +96,8 @@ class StateSlots:
         length = len(request.tokens)
         for at in (shared, length - 1, *([length] if request.call.pin is not None else [])):
             self.mark(request, self._floor(at))
+        for at in (shared, length - 1) if self.block else ():
+            self.mark(request, at // self.block * self.block)
 
     def mark(self, request: Request, at: int) -> bool:
         """Publish a request at `at` tokens, whole pages, once it is there; False if it is past that, or slots lack."""
@@ -129,6 +134,7 @@ class StateSlots:
         """After a step: what it has passed, and what drafts left in vain, is free again."""
         assert request.lease is not None
         done, page_end = request.computed, self._floor(request.computed)
+        self._keep_block_end(request)
         ahead = request.in_flight > 0  # who has a step under way was not drafting in this one
         vain = [n for n in request.states if n < done or (n >= len(request.tokens) and not ahead)]
         self._give(request, [n for n in vain if n not in (done, page_end) and n not in request.marks])
@@ -136,6 +142,14 @@ class StateSlots:
             request.snapshot = -1
             if self._narrows is not None:
                 self._narrows.narrow(request.lease, request.lease.length, self.group)
+
+    def _keep_block_end(self, request: Request) -> None:
+        """Of what a request writes the state after the last whole block stays, in the place of the one before."""
+        end = request.computed // self.block * self.block if self.block else 0
+        if end > request.prompt_len and end in request.states and end not in request.marks:
+            request.marks = {at for at in request.marks if at <= request.prompt_len or at > end}
+            if self.pool.free > self._reserve:
+                request.marks.add(end)
 
     def release(self, request: Request) -> None:
         """Everything that is still the request's."""
@@ -161,11 +175,33 @@ class StateSlots:
 
     def offer(self, request: Request, at: int) -> IntArray | None:
         """The slots to publish [at]: the state is the cache's from now on. None where it has no room for one."""
-        if sum(self._cache.counts()[self.group]) >= self.snapshots and not self._cache.evict(1, self.group):
+        if self._full and not self._cache.evict(1, self.group):
             return None
         slots: IntArray = np.full(at, -1, dtype=np.int32)
         slots[-1] = request.states.pop(at)
         return slots
+
+    @property
+    def _full(self) -> bool:
+        """The cache has all the states that it may keep, those on their way to it included."""
+        return sum(self._cache.counts()[self.group]) + len(self.loading) >= self.snapshots
+
+    def take(self) -> IntArray | None:
+        """A slot for a state that a tier brings back; None where the cache has no room for it, or requests need all."""
+        if self._full or self.pool.free <= self._reserve:
+            self._cache.evict(1, self.group)
+        if self._full or self.pool.free <= self._reserve:
+            return None
+        slot = self.pool.alloc(1)
+        assert slot is not None, "a free slot"
+        self.loading.append(int(slot[0]))
+        return slot
+
+    def landed(self, slot: IntArray, *, kept: bool) -> None:
+        """What `take` gave is the cache's now (`kept`), or free."""
+        self.loading.remove(int(slot[0]))
+        if not kept:
+            self.pool.release(slot)
 
     def published(self, request: Request, slots: IntArray) -> None:
         """The cache's slots of what is newly leased: the last is the state at its end."""
@@ -187,12 +223,15 @@ class StateSlots:
             "free": self.pool.free,
             "evictable": counts.evictable,
             "protected": counts.protected,
-            "leased": sum(len(request.states) for request in running),
+            "leased": sum(len(request.states) for request in running) + len(self.loading),
         }
 
     def owners(self, running: Iterable[Request]) -> list[int]:
-        """The slots of running requests, which all have a state to go on from. Raises AssertionError."""
-        owned: list[int] = []
+        """Slots being filled, and those of running requests, which all have a state to go on from.
+
+        Raises AssertionError.
+        """
+        owned = [*self.loading]
         for request in running:
             start_slot(request, request.computed)
             owned += request.states.values()

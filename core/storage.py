@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .batch import IntArray
 from .request import Namespace
+
+if TYPE_CHECKING:
+    from .interfaces import Lease
 
 
 class Storage(Protocol):
@@ -53,12 +56,10 @@ class Storage(Protocol):
 class Leaving(Protocol):
     """Who is told what a cache is about to lose."""
 
-    def __call__(
-        self, namespace: Namespace, tokens: array[int], start: int, base: int, slots: Sequence[IntArray]
-    ) -> None:
-        """State of tokens[start:] leaves; `slots` are those of tokens[base:], per group, -1 for what has left already.
+    def __call__(self, namespace: Namespace, tokens: array[int], base: int, slots: Sequence[IntArray]) -> None:
+        """Some of the state of tokens[base:] leaves; `slots` are all that is there of it, as in `Spills.kept`.
 
-        `base` is where the block begins that holds `start`.
+        `base` is where a block begins.
         """
 
 
@@ -66,7 +67,14 @@ class Spills(Protocol):
     """What a cache with the capability `tiers` has besides. What it publishes may be kept elsewhere and come back."""
 
     def spill(self, taker: Leaving, block: int) -> None:
-        """Call `taker` before each eviction that takes state from a whole block: `block` tokens, at a multiple of it.
+        """Call `taker` before state leaves a whole block (`block` tokens, at a multiple of it), but by `Cache.reset`.
 
-        It copies what it wants of the slots, which nobody has overwritten yet, and must not use the cache.
+        So too before a prefix that ends with one loses the state after it; then of all that cannot be gone on from any
+        more. It copies what it wants of the slots, which nobody has overwritten yet, and must not use the cache.
+        """
+
+    def kept(self, lease: Lease) -> tuple[IntArray, ...]:
+        """Per group the slots of the leased tokens, as in `Cache.slots`, but all that are there, needed or not.
+
+        A state's is in the place of the last token before it.
         """

@@ -1,10 +1,13 @@
 """Blocks of KV outside of the pools: how their rows lie, how they are copied, and how they are written down.
 
 A block is a run of whole pages of one prefix, named by a hash over everything before and in it (`phloem.events.chain`).
+Of recurrent layers the state after a block's last token is kept beside it, under a name of its own (`state_name`): it
+may come later than the rows, and a load needs one only, at its end.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from array import array
@@ -18,7 +21,10 @@ import numpy.typing as npt
 from .batch import IntArray
 
 if TYPE_CHECKING:
+    import torch
+
     from .pool import KVStore
+    from .states import StateStore
 
 FORMAT = 1  # of `seal`; a store with another one is foreign
 Bytes = npt.NDArray[np.uint8]
@@ -27,11 +33,17 @@ _FIXED = struct.Struct("<8sIHI")  # magic, checksum of the rest, groups, bytes o
 _PARENT_BYTES = 16
 
 
+def state_name(name: bytes) -> bytes:
+    """What the state after the block of this name is kept under: 16 bytes."""
+    return hashlib.blake2b(name, digest_size=_PARENT_BYTES, person=b"phloem state").digest()
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """The KV of one block's tokens, as far as it was there: of group g that of rows firsts[g] on.
 
-    `data` holds group after group; of each, K and V of layer after layer, [rows, bytes of a row].
+    `data` holds group after group; of each, K and V of layer after layer, [rows, bytes of a row]. The group of
+    recurrent layers is the last; a state counts as the row of the block's last token, and is all that its entry has.
     """
 
     firsts: tuple[int, ...]
@@ -39,26 +51,32 @@ class Block:
 
 
 class Rows:
-    """The KV store as raw rows: group g has `widths[g]` bytes per token, over all of its layers' K and V.
+    """The stores as raw rows: group g has `widths[g]` bytes per slot, over all of its layers' K and V.
 
-    On a CPU numpy copies, which leaves torch's threads alone whatever thread it runs on: 64 tokens of a model with
-    46 KB a token take about a millisecond either way.
+    Behind the `groups` whose slots are tokens' comes that of states, if there is one. On a CPU numpy copies, which
+    leaves torch's threads alone whatever thread it runs on: 64 tokens of a model with 46 KB a token take about a
+    millisecond either way.
     """
 
-    def __init__(self, kv: KVStore, groups: int) -> None:
-        both = [(of, tensor) for i, of in enumerate(kv.group_of) for tensor in (kv.keys[i], kv.values[i])]
-        self._tensors = [[tensor for of, tensor in both if of == group] for group in range(groups)]
+    def __init__(self, kv: KVStore, groups: int, states: StateStore | None = None) -> None:
+        self.groups = groups
+        made: list[list[torch.Tensor]] = [[] for _ in range(groups)]
+        for layer, group in enumerate(kv.group_of):
+            made[group] += [kv.keys[layer], kv.values[layer]]
+        if states is not None:
+            made.append([tensor for layer in states.tensors for tensor in layer])
+        self._tensors = [[tensor for tensor in own if tensor[:1].numel()] for own in made]
         self._each = [[t[:1].numel() * t.element_size() for t in tensors] for tensors in self._tensors]
         self.widths = tuple(map(sum, self._each))
         self._views: list[list[Bytes]] | None = None
-        if all(tensor.device.type == "cpu" for _, tensor in both):
+        if all(tensor.device.type == "cpu" for tensors in self._tensors for tensor in tensors):
             import torch
 
             self._views = [[t.view(torch.uint8).flatten(1).numpy() for t in tensors] for tensors in self._tensors]
 
     def read(self, group: int, slots: IntArray) -> Bytes:
         """The rows of some slots, as in `Block.data`."""
-        if self._views is None:
+        if self._views is None and self._tensors[group]:
             import torch
 
             index = torch.from_numpy(slots.astype(np.int64)).to(self._tensors[group][0].device)
@@ -66,8 +84,9 @@ class Rows:
             copied: Bytes = torch.cat(rows).cpu().numpy()
             return copied
         out: Bytes = np.empty(len(slots) * self.widths[group], dtype=np.uint8)
-        for view, part in zip(self._views[group], self._parts(out, group, len(slots)), strict=True):
-            np.take(view, slots, axis=0, out=part, mode="clip")  # "raise" would copy twice
+        for i, part in enumerate(self._parts(out, group, len(slots))):
+            assert self._views is not None
+            np.take(self._views[group][i], slots, axis=0, out=part, mode="clip")  # "raise" would copy twice
         return out
 
     def write(self, group: int, slots: IntArray, data: Bytes, rows: int, start: int) -> None:
@@ -87,6 +106,8 @@ class Rows:
     def _parts(self, data: Bytes, group: int, rows: int) -> list[Bytes]:
         """A group's bytes as [rows, width] for each K and V."""
         each = self._each[group]
+        if not each:  # a group without layers: its slots only count tokens
+            return []
         parts = np.split(data, np.cumsum([rows * width for width in each])[:-1])
         return [part.reshape(rows, width) for part, width in zip(parts, each, strict=True)]
 
@@ -104,15 +125,33 @@ class Layout:
         return _FIXED.size + 4 * len(self.rows.widths) + _PARENT_BYTES + 8 * self.size
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's rows."""
+        return sum(self.rows.widths[: self.rows.groups])
+
+    @property
     def block_bytes(self) -> int:
-        """Most bytes of one block, sealed."""
-        return self.size * sum(self.rows.widths) + self.head_bytes
+        """Most bytes of one block's rows, sealed."""
+        return self.size * self.token_bytes + self.head_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state, sealed; 0 where no layer keeps one."""
+        width = sum(self.rows.widths[self.rows.groups :])
+        return width and width + self.head_bytes
 
     def copy(self, slots: Sequence[IntArray]) -> Block:
-        """A block out of the pools: per group [size] slots, -1 for the first ones where they are gone."""
-        firsts = tuple(int((own < 0).sum()) for own in slots)
+        """A block out of the pools: per group of tokens [size] slots; what lies before a -1 is not kept."""
+        gone = [np.flatnonzero(own < 0) for own in slots]
+        firsts = [int(holes[-1]) + 1 if len(holes) else 0 for holes in gone]
         data = [self.rows.read(g, own[first:]) for g, (own, first) in enumerate(zip(slots, firsts, strict=True))]
-        return Block(firsts, data[0] if len(data) == 1 else np.concatenate(data))
+        firsts += [self.size] * (len(self.rows.widths) - self.rows.groups)
+        return Block(tuple(firsts), data[0] if len(data) == 1 else np.concatenate(data))
+
+    def copy_state(self, slot: int) -> Block:
+        """A state out of the pools, as an entry of its own."""
+        group = self.rows.groups
+        return Block((*[self.size] * group, self.size - 1), self.rows.read(group, np.array([slot], np.int32)))
 
     def fill(self, block: Block, group: int, start: int, slots: IntArray) -> None:
         """Copy rows [start, start + len(slots)) of a block, which has them, to slots of a group."""

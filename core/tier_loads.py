@@ -4,6 +4,8 @@
     filling   the path before them is leased, slots are allocated, and rows are copied to them, on another thread
     done      the cache gets the slots, as from a request that computed them; whoever waited is ready to start
 
+Where layers keep a state of a text, that after the last block comes with them, and a load ends there and nowhere else.
+
 What fails on the way gives everything back, and whoever waited computes the prefix itself. The loop's thread only
 allocates, publishes and gives back.
 """
@@ -14,7 +16,7 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +26,7 @@ from .batch import IntArray
 from .interfaces import Lease
 from .ledger import Ledger
 from .request import Request, State
-from .tier_blocks import Block, Layout
+from .tier_blocks import Block, Layout, state_name
 from .tier_shelf import Shelf, Worker
 
 log = logging.getLogger(__name__)
@@ -43,12 +45,14 @@ class Ticket:
     names: list[bytes]  # of the blocks from there on
     parent: bytes  # of the first block
     reserved: int  # slots that it will ask for
+    ends: list[int]  # blocks, of those from `first` on, after which a state is to be had: the most first
     waiting: list[Request] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
+    snapshot: tuple[int, Block] | None = None  # the state after so many of them
     lease: Lease | None = None  # of what is in the pools before
     end: int = 0  # of the prefix that is filled
     lows: list[int] = field(default_factory=list)  # per group, where its slots begin
-    slots: tuple[IntArray, ...] = ()
+    slots: tuple[IntArray, ...] = ()  # of all groups: that of states has one
     # as `Parking` sees whoever is computing a prefix
     state: State = State.RUNNING
     retractions: int = 0
@@ -102,18 +106,20 @@ class Loads:
         """Begin to load; `ticket.state` says when that has ended."""
         ticket.waiting.append(ticket.request)
         self.open |= dict.fromkeys(ticket.names, ticket)
-        there = {name: block for name in ticket.names if (block := self._shelf.get(name)) is not None}
-        if len(there) == len(ticket.names):
-            self._arrived(ticket, list(there.values()))
+        names = [*ticket.names, *(state_name(ticket.names[count - 1]) for count in ticket.ends)]
+        there = {name: block for name in names if (block := self._shelf.get(name)) is not None}
+        last = names[: len(ticket.names) + 1]  # the state that is wanted first is after all of the blocks
+        if all(name in there for name in last):
+            self._arrived(ticket, *self._read(ticket, there))
             return
         self._reading[ticket] = time.monotonic() + READ_S
 
         def read() -> None:
-            blocks: list[Block] = []
+            found: tuple[list[Block], tuple[int, Block] | None] = ([], None)
             try:
-                self._read(ticket, there, blocks)
+                found = self._read(ticket, there)
             finally:
-                self._post(lambda: self._arrived(ticket, blocks))
+                self._post(lambda: self._arrived(ticket, *found))
 
         self._reader.submit(read)
 
@@ -123,29 +129,45 @@ class Loads:
         self._filler.close(until)
         self._reader.close(until)
 
-    def _read(self, ticket: Ticket, there: dict[bytes, Block], blocks: list[Block]) -> None:
-        """Blocks up to the first that is not to be had. On the thread that reads."""
-        parent, size = ticket.parent, self._layout.size
-        for at, name in enumerate(ticket.names, ticket.first):
-            if ticket.state is State.FINISHED:  # it was given up
-                return
-            block = there.get(name) or self._shelf.read(name, parent, ticket.keys[at * size : (at + 1) * size])
-            if block is None:
-                return
-            blocks.append(block)
-            parent = name
+    def _read(self, ticket: Ticket, there: dict[bytes, Block]) -> tuple[list[Block], tuple[int, Block] | None]:
+        """Blocks up to the first that is not to be had, and the last state after one of them.
+
+        On the thread that reads.
+        """
+        size, blocks = self._layout.size, list[Block]()
+
+        def block(number: int, name: bytes) -> Block | None:
+            if name in there or ticket.state is State.FINISHED:  # then it was given up
+                return there.get(name)
+            at = (ticket.first + number) * size
+            parent = ticket.names[number - 1] if number else ticket.parent
+            return self._shelf.read(name, parent, ticket.keys[at : at + size])
+
+        for number, name in enumerate(ticket.names):
+            if (found := block(number, name)) is None:
+                break
+            blocks.append(found)
+        for count in ticket.ends:
+            state = block(count - 1, state_name(ticket.names[count - 1])) if count <= len(blocks) else None
+            if state is not None and state.firsts[-1] < size:
+                return blocks, (count, state)
+        return blocks, None
 
     # --- the steps of a ticket
 
-    def _arrived(self, ticket: Ticket, blocks: list[Block]) -> None:
+    def _arrived(self, ticket: Ticket, blocks: list[Block], snapshot: tuple[int, Block] | None) -> None:
         """The blocks are in memory: lease what comes before them, and fill slots, if there are any."""
         self._late.discard(ticket)
         if ticket.state is State.FINISHED:
             return
-        ticket.blocks = blocks
-        for name, block in reversed([*zip(ticket.names, blocks, strict=False)]):  # what has no place is the end
+        ticket.blocks, ticket.snapshot = blocks, snapshot
+        used = ticket.names[: len(blocks)]
+        if snapshot is not None:
+            used.append(state_name(ticket.names[snapshot[0] - 1]))
+            blocks = [*blocks, snapshot[1]]
+        for name, block in reversed([*zip(used, blocks, strict=True)]):  # what has no place is the end
             self._shelf.keep(name, block)
-        self._shelf.refresh(ticket.names[: len(blocks)])
+        self._shelf.refresh(used)
         if not any(request.state is State.WAITING for request in ticket.waiting) or not self._allocate(ticket):
             self._end(ticket, loaded=0)
             return
@@ -168,16 +190,28 @@ class Loads:
         begin = lease.length
         end = self._reach(ticket, begin) if begin >= ticket.first * size else begin
         ticket.lows = [self._low(group, begin, end) for group in range(len(ledger.pools))]
-        taken = None
-        try:
-            taken = ledger.take([end - low for low in ticket.lows]) if end > begin else None
-        except Exception:  # an eviction rule: nothing was taken yet
-            log.exception("no slots could be had for a prefix to load")
+        taken = self._take([end - low for low in ticket.lows]) if end > begin else None
         if taken is None:
             ledger.cache.release(lease)
             return False
         ticket.lease, ticket.end, ticket.slots = lease, end, taken
         return True
+
+    def _take(self, counts: Sequence[int]) -> tuple[IntArray, ...] | None:
+        """So many slots of each group, and one for a state where layers keep one; None where any are missing."""
+        ledger, states, taken = self._ledger, self._ledger.states, None
+        own: IntArray | None = None
+        try:
+            own = None if states is None else states.take()
+            taken = ledger.take(counts) if states is None or own is not None else None
+        except Exception:  # an eviction rule: nothing else was taken yet
+            log.exception("no slots could be had for a prefix to load")
+        if states is None or own is None:
+            return taken
+        if taken is None:
+            states.landed(own, kept=False)
+            return None
+        return (*taken, own)
 
     def _low(self, group: int, begin: int, end: int) -> int:
         """Where the rows begin that a prefix of `end` tokens needs of a group, beside those of a leased one."""
@@ -186,8 +220,10 @@ class Loads:
 
     def _reach(self, ticket: Ticket, begin: int) -> int:
         """The longest prefix that the blocks can make of the first `begin` tokens; `begin` if none."""
-        size = self._layout.size
-        ends = [min(ticket.limit, (ticket.first + count) * size) for count in range(len(ticket.blocks), 0, -1)]
+        size, counts = self._layout.size, range(len(ticket.blocks), 0, -1)
+        if self._ledger.states is not None:
+            counts = range(0) if ticket.snapshot is None else range(ticket.snapshot[0], ticket.snapshot[0] + 1)
+        ends = [min(ticket.limit, (ticket.first + count) * size) for count in counts]
         return next((end for end in ends if end > begin and self._complete(ticket, begin, end)), begin)
 
     def _complete(self, ticket: Ticket, begin: int, end: int) -> bool:
@@ -204,7 +240,9 @@ class Loads:
     def _fill(self, ticket: Ticket) -> None:
         """Copy rows to slots. On the thread that fills."""
         size = self._layout.size
-        for group, (low, slots) in enumerate(zip(ticket.lows, ticket.slots, strict=True)):
+        if ticket.snapshot is not None:
+            self._layout.fill(ticket.snapshot[1], len(ticket.lows), size - 1, ticket.slots[-1])
+        for group, (low, slots) in enumerate(zip(ticket.lows, ticket.slots, strict=False)):
             for number in range(low // size, -(-ticket.end // size)):
                 start, stop = max(low, number * size), min(ticket.end, (number + 1) * size)
                 block = ticket.blocks[number - ticket.first]
@@ -216,14 +254,19 @@ class Loads:
         assert lease is not None, "slots without a lease"
         ledger.loading[:] = [slots for slots in ledger.loading if slots is not ticket.slots]
         if not filled or ticket.state is State.FINISHED:
-            for pool, slots in zip(ledger.pools, ticket.slots, strict=True):
+            for pool, slots in zip(ledger.pools, ticket.slots, strict=False):
                 pool.release(slots)
+            if ledger.states is not None:
+                ledger.states.landed(ticket.slots[-1], kept=False)
             ledger.cache.release(lease)
             self._end(ticket, loaded=0)
             return
-        begin = lease.length
+        begin, lows = lease.length, ticket.lows
+        if ledger.states is not None:
+            ledger.states.landed(ticket.slots[-1], kept=True)
+            lows = [*lows, ticket.end - 1]  # as if it were the last token's
         rows = []
-        for low, slots in zip(ticket.lows, ticket.slots, strict=True):
+        for low, slots in zip(lows, ticket.slots, strict=True):
             row: IntArray = np.full(ticket.end, -1, dtype=np.int32)
             row[low:] = slots
             rows.append(row)

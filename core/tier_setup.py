@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .config import Config
     from .interfaces import Model
     from .ledger import Ledger
+    from .states import StateStore
+    from .tier_blocks import Layout
     from .tiers import Tiers
 
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
@@ -49,6 +51,7 @@ def build_tiers(
     cache: str,
     ledger: Ledger,
     model: Model,
+    states: StateStore | None,
     make: Callable[..., Any],
     post: Callable[[Callable[[], object]], None],
     ordered: Callable[[Callable[[], object]], object],
@@ -69,42 +72,43 @@ def build_tiers(
     if problems:
         raise ConfigError(problems)
     page, host = config.cache.page_size, config.cache.host
-    layout = Layout(-(-DEFAULT_BLOCK // page) * page, Rows(ledger.kv, len(ledger.pools)))
-    each = layout.block_bytes
-    tokens = f"{layout.size} tokens x {sum(layout.rows.widths):,} bytes"
-    arithmetic = f"one block of {tokens} + {layout.head_bytes} = {each:,} bytes"
-    if host is not None and host.size < each:
+    layout = Layout(-(-DEFAULT_BLOCK // page) * page, Rows(ledger.kv, len(ledger.pools), states))
+    least, arithmetic = _least(layout)
+    if host is not None and host.size < least:
         raise _too_small(config, "host", host.size, arithmetic)
     if host is not None:
-        _check_room(config, host.size, ledger)
-    if host is not None and host.write != "through" and any(ledger.windows):
-        lines = _quotes(config, ("cache", "host", "write"), ("cache", "use"))
-        problem = f"{_place(config, 'host')}: cache.host.write: '{host.write}' finds no windows any more to keep"
-        problem = f"{problem}, and this model has some, in pools of their own"
-        raise ConfigError("\n".join([problem, *lines]), hint="say `write: through`, or `cache: radix`")
+        _check_room(config, host.size, ledger, states)
     storage = None
     if config.cache.disk.use != "none":
-        _check_disk(config, model, each, arithmetic)
-        extras = {"identity": identity(config, model, ledger, layout), "block_bytes": each}
+        _check_disk(config, model, least, arithmetic)
+        most = max(layout.block_bytes, layout.state_bytes)
+        extras = {"identity": identity(config, model, ledger, layout), "block_bytes": most}
         try:
             storage = make("storage", config.cache.disk, extras=extras)
         except PhloemError as error:
             raise ConfigError(f"{_place(config, 'disk')}: cache.disk: {error.message}", hint=error.hint) from error
     shelf = Shelf(layout, 0 if host is None else host.size, storage, getattr(config.cache.disk, "size", 1 << 62))
     write = "through" if host is None else host.write
-    tiers = Tiers(ledger, shelf, Loads(ledger, shelf, layout, post, ordered), layout, write)
-    if write == "back":
-        ledger.cache.spill(tiers.leaving, layout.size)  # type: ignore[attr-defined]
-    return tiers
+    return Tiers(ledger, shelf, Loads(ledger, shelf, layout, post, ordered), layout, write)
 
 
-def _check_room(config: Config, size: int, ledger: Ledger) -> None:
+def _least(layout: Layout) -> tuple[int, str]:
+    """Bytes of what a tier must hold to be of use, and the arithmetic."""
+    tokens, head = f"{layout.size} tokens x {layout.token_bytes:,} bytes", layout.head_bytes
+    least, one = layout.block_bytes + layout.state_bytes, f"one block of {tokens} + {head}"
+    if layout.state_bytes:
+        one = f"{one}, and one state of {layout.state_bytes - head:,} bytes + {head},"
+    return least, f"{one} = {least:,} bytes"
+
+
+def _check_room(config: Config, size: int, ledger: Ledger, states: StateStore | None) -> None:
     """Host memory must be there, beside the pool where that lies in it as well: neither has been touched yet."""
     import torch
 
     from .memory import GIB, free_bytes
 
-    both = [tensor for tensor in (*ledger.kv.keys, *ledger.kv.values) if tensor.device.type == "cpu"]
+    every = [*ledger.kv.keys, *ledger.kv.values, *(one for own in (states.tensors if states else ()) for one in own)]
+    both = [tensor for tensor in every if tensor.device.type == "cpu"]
     pool, free = sum(tensor.numel() * tensor.element_size() for tensor in both), free_bytes(torch.device("cpu"))
     if size + pool > free:
         beside = f" beside the KV pool's {pool / GIB:,.2f} GiB" if pool else ""
@@ -162,8 +166,10 @@ def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[
         "dtype": model.spec.dtype,
         "page_size": ledger.page_size,
         "block": layout.size,
-        "groups": [[window, width] for window, width in zip(ledger.windows, layout.rows.widths, strict=True)],
+        "groups": [[window, width] for window, width in zip(ledger.windows, layout.rows.widths, strict=False)],
+        "states": [list(map(list, state.shapes)) for state in model.spec.states],
         "key": config.cache.key.model_dump(mode="json"),
+        **({"drafters": list(ledger.kv.marks)} if ledger.kv.marks else {}),
     }
 
 

@@ -11,7 +11,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from .batch import IntArray
 from .storage import Storage
 from .tier_blocks import Block, Layout
 
@@ -95,27 +94,42 @@ class Shelf:
         Those that are neither in the lowest tier nor on their way there, and that have a place: in a tier that holds
         less than the whole prefix its beginning stays. What a busy or failing device does not take may go to memory.
         """
-        each, room = self.layout.block_bytes, self._room()
+        each, room = self.layout.block_bytes, self._room(self.layout.block_bytes)
         if self._storage is not None:
             numbers = range(start, min(len(names), self._disk // each))
             lacking = [at for at in numbers if names[at] not in self._writing and not self.on_disk(names[at])]
-            with self._lock:
-                self.counts["dropped"] += max(0, len(lacking) - room)
+            self._drop(len(lacking) - room)
             if room or not self._most:
                 return lacking[:room][::-1]
         most = self._most // (each - self.layout.head_bytes + _ENTRY_BYTES)
         return [at for at in range(start, min(len(names), most)) if names[at] not in self._kept][::-1]
 
-    def _room(self) -> int:
-        """Blocks that the device takes now."""
+    def lacks_state(self, name: bytes, blocks: int) -> bool:
+        """Whether to copy out now the state, of this name, after so many blocks; these must have a place as well."""
+        each, rows = self.layout.state_bytes, blocks * self.layout.block_bytes
+        if self._storage is not None:
+            if rows + each > self._disk or name in self._writing or self.on_disk(name):
+                return False
+            if self._room(each):
+                return True
+            self._drop(1)
+        return rows + each <= self._most and name not in self._kept
+
+    def _room(self, each: int) -> int:
+        """How many entries of so many bytes the device takes now."""
         now = time.monotonic()
         if now < self.patient_until:
             return 1 << 62
-        return 0 if now < self._rests_until else max(0, BACKLOG - self._backlog) // self.layout.block_bytes
+        return 0 if now < self._rests_until else max(0, BACKLOG - self._backlog) // each
 
-    def copy(self, name: bytes, slots: Sequence[IntArray]) -> Block | None:
-        """A block of memory or of the pools; None, counted and logged, where there is no memory to copy it to."""
-        return self._try("copying out", lambda: self._kept.get(name) or self.layout.copy(slots), "uncopied")
+    def _drop(self, entries: int) -> None:
+        """So many, if any, are not stored, for a device that takes no more."""
+        with self._lock:
+            self.counts["dropped"] += max(0, entries)
+
+    def copy(self, name: bytes, made: Callable[[], Block]) -> Block | None:
+        """A block of memory, or one made now; None, counted and logged, where there is no memory to copy it to."""
+        return self._try("copying out", lambda: self._kept.get(name) or made(), "uncopied")
 
     def put(self, name: bytes, block: Block, parent: bytes, keys: array[int]) -> None:
         """Keep a block, of these keys behind the block `parent`, in every tier that lacks it."""
@@ -124,7 +138,7 @@ class Shelf:
             return
         while self._backlog + block.data.nbytes > BACKLOG and time.monotonic() < self.patient_until:
             time.sleep(0.002)
-        if self._room():
+        if self._room(block.data.nbytes + self.layout.head_bytes):
             with self._lock:
                 self._backlog += block.data.nbytes
             self._writing.add(name)

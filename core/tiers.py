@@ -11,14 +11,18 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
+
+import numpy as np
 
 from . import windows as win
 from .batch import IntArray
 from .events import chain, namespace_hash
 from .ledger import Ledger
 from .request import Namespace, Request
-from .tier_blocks import Layout
+from .storage import Spills
+from .tier_blocks import Block, Layout, state_name
 from .tier_loads import Loads, Ticket
 from .tier_shelf import Shelf
 
@@ -36,6 +40,11 @@ class Tiers:
     def __init__(self, ledger: Ledger, shelf: Shelf, loads: Loads, layout: Layout, write: Write) -> None:
         self.loads = loads
         self._ledger, self._shelf, self._layout, self._write = ledger, shelf, layout, write
+        self._cache = cast("Spills", ledger.cache)
+        if write == "back":
+            self._cache.spill(self.leaving, layout.size)
+        if ledger.states is not None:
+            ledger.states.block = layout.size
 
     # --- from the tiers to the pools
 
@@ -53,7 +62,7 @@ class Tiers:
         if first < len(names) and (other := self.loads.open.get(names[first])) is not None:
             other.waiting.append(request)
             return other
-        last, here = self._found(names, first)
+        last, states, here = self._found(names, first, limit)
         end = min(limit, last * size)
         if end - have < _LEAST_TOKENS:
             return None
@@ -62,55 +71,68 @@ class Tiers:
             return next((ticket for ticket in self.loads.open.values() if not here or ticket.slots), None)
         request.loaded = request.retractions
         parent = names[first - 1] if first else self._root(request.namespace)
-        ticket = Ticket(request, request.keys[:], limit, first, names[first:last], parent, end - have)
+        ticket = Ticket(request, request.keys[:], limit, first, names[first:last], parent, end - have, states)
         self.loads.start(ticket)
         return ticket
 
-    def _found(self, names: Sequence[bytes], first: int) -> tuple[int, bool]:
-        """Up to which block from `first` on a prefix is to be had, and whether all of that is in memory."""
-        last, here = first, True
-        while last < len(names):
-            if self._shelf.get(names[last]) is None:
-                if self.loads.late or not self._shelf.on_disk(names[last]):
-                    break
-                here = False
+    def _found(self, names: Sequence[bytes], first: int, limit: int) -> tuple[int, list[int], bool]:
+        """Up to which block from `first` on a prefix is to be had; whether all of that is in memory comes last.
+
+        Between them, where layers keep states: after how many of these blocks there is one, the most first. Then there
+        is one after the last block, which lies within `limit` tokens.
+        """
+        last, states = first, list[int]()
+        while last < len(names) and self._has(names[last]):
             last += 1
-        return last, here
+        if self._ledger.states is not None:
+            counts = range(min(last, limit // self._layout.size) - first, 0, -1)
+            states = [count for count in counts if self._has(state_name(names[first + count - 1]))]
+            last = first + states[0] if states else first
+        wanted = [*names[first:last], *(state_name(names[last - 1]) for _ in states[:1])]
+        return last, states, all(self._shelf.get(name) is not None for name in wanted)
+
+    def _has(self, name: bytes) -> bool:
+        """It is to be had; from a device that does not answer nothing is."""
+        return self._shelf.get(name) is not None or (not self.loads.late and self._shelf.on_disk(name))
 
     # --- from the pools to the tiers
 
     def started(self, request: Request) -> None:
         """A request begins to run on what it has found in the cache, which so is in use, and hot."""
-        assert request.lease is not None
-        found = self._names(request)[: request.lease.length // self._layout.size]
-        if found:
-            self._shelf.refresh(found)
+        lease = request.lease
+        assert lease is not None
+        names, size = self._names(request), self._layout.size
+        self._refresh(names[: lease.length // size])
         if self._write == "through" or (self._write == "hot" and not request.retractions):  # else it is its own text
-            self._keep(request, 0, request.lease.length)
+            self._keep(names, request.keys[: lease.length], request.namespace, 0, self._cache.kept(lease))
+        if self._ledger.states is not None:  # where its text parts from known ones others may go on
+            known = next((number for number, name in enumerate(names) if not self._has(name)), len(names))
+            self._ledger.mark(request, min(known, (len(request.keys) - 1) // size) * size)
+
+    def again(self, request: Request) -> int:
+        """Up to where the pool has to keep a prompt until somebody asks for it again; 0 where nobody waits for that."""
+        return (request.prompt_len - 1) // self._layout.size * self._layout.size if self._write == "hot" else 0
 
     def published(self, request: Request, length: int) -> None:
-        """The first `length` tokens of a running request are computed, and about to go to the cache."""
-        assert request.lease is not None
-        if self._write == "through":
-            self._keep(request, request.lease.length, length)
+        """The first `length` tokens of a running request are computed, and about to go to the cache.
 
-    def _keep(self, request: Request, start: int, length: int) -> None:
-        """Copy the whole blocks that end within tokens [start, length) of a request, and that lie in no tier."""
-        size, ledger = self._layout.size, self._ledger
-        names = self._names(request)[: length // size]
-        wanted = self._shelf.lacks(names, start // size)
-        if not wanted:
+        Where layers keep states there is one after them.
+        """
+        assert request.lease is not None
+        ledger, size = self._ledger, self._layout.size
+        base = request.lease.length // size * size
+        if self._write != "through" or length < base + size:
             return
-        rows = [table[request.row] for table in ledger.table.slots]
-        lows = [self._low(request, group) for group in range(len(rows))]
-        for at in wanted:
-            slots = []
-            for row, low in zip(rows, lows, strict=True):
-                own: IntArray = row[at * size : (at + 1) * size].copy()
-                own[: max(0, low - at * size)] = -1
-                slots.append(own)
-            self._put(names, at, request.keys, request.namespace, slots)
-        self._shelf.refresh(names)
+        slots: list[IntArray] = []
+        for group, table in enumerate(ledger.table.slots):
+            own: IntArray = table[request.row, base:length].copy()
+            own[: max(0, self._low(request, group) - base)] = -1
+            slots.append(own)
+        if ledger.states is not None:
+            own = np.full(length - base, -1, dtype=np.int32)
+            own[-1] = request.states[length]
+            slots.append(own)
+        self._keep(self._names(request), request.keys[:length], request.namespace, base, slots)
 
     def _low(self, request: Request, group: int) -> int:
         """Where the slots begin that a running request may rely on: of its lease those in the window before the end."""
@@ -119,25 +141,49 @@ class Tiers:
             return 0
         return max(request.lows[group], win.needed_from(request.lease.length, window, self._ledger.page_size))
 
-    def leaving(
-        self, namespace: Namespace, tokens: array[int], start: int, base: int, slots: Sequence[IntArray]
+    def leaving(self, namespace: Namespace, tokens: array[int], base: int, slots: Sequence[IntArray]) -> None:
+        """The cache is about to lose some of what `slots`, per group those of tokens[base:], hold. See `Leaving`."""
+        self._keep(self._chain([], tokens, namespace), tokens, namespace, base, slots)
+
+    def _keep(
+        self, names: Sequence[bytes], tokens: array[int], space: Namespace, base: int, slots: Sequence[IntArray]
     ) -> None:
-        """The cache is about to lose state of tokens[start:]; `slots` are those of tokens[base:], per group.
+        """Copy the whole blocks of tokens[base:] that lie in no tier, and states after them; see `leaving` for `slots`.
 
-        `base` is where the block begins in which `start` lies. See `Spills`.
+        `base` is where a block begins.
         """
-        size = self._layout.size
-        names = self._chain([], tokens, namespace)
+        layout, size, groups = self._layout, self._layout.size, len(self._ledger.pools)
+        names = names[: len(tokens) // size]
         for at in self._shelf.lacks(names, base // size):
-            self._put(names, at, tokens, namespace, [own[at * size - base : (at + 1) * size - base] for own in slots])
-        self._shelf.refresh(names)
+            rows = [own[at * size - base : (at + 1) * size - base] for own in slots[:groups]]
+            self._put(names, at, names[at], tokens, space, partial(layout.copy, rows))
+        for own in slots[groups:]:
+            there = np.flatnonzero(own[size - 1 :: size] >= 0) + base // size
+            for at in there.tolist():
+                name, slot = state_name(names[at]), int(own[(at + 1) * size - 1 - base])
+                if self._shelf.lacks_state(name, at + 1):
+                    self._put(names, at, name, tokens, space, partial(layout.copy_state, slot))
+        self._refresh(names)
 
-    def _put(self, names: list[bytes], at: int, keys: array[int], space: Namespace, slots: Sequence[IntArray]) -> None:
-        size = self._layout.size
-        block = self._shelf.copy(names[at], slots)
+    def _put(
+        self,
+        names: Sequence[bytes],
+        at: int,
+        name: bytes,
+        tokens: array[int],
+        space: Namespace,
+        made: Callable[[], Block],
+    ) -> None:
+        """Keep the block of that number, or the state after it, under a name."""
+        block, size = self._shelf.copy(name, made), self._layout.size
         if block is not None:
             parent = names[at - 1] if at else self._root(space)
-            self._shelf.put(names[at], block, parent, keys[at * size : (at + 1) * size])
+            self._shelf.put(name, block, parent, tokens[at * size : (at + 1) * size])
+
+    def _refresh(self, names: Sequence[bytes]) -> None:
+        """A prefix is in use, and the state at its end."""
+        if names:
+            self._shelf.refresh([*names, state_name(names[-1])] if self._ledger.states is not None else names)
 
     # --- names
 
@@ -189,7 +235,7 @@ class Tiers:
                 log.warning("tiers: not all that was cached could be stored before the end")
                 return
             lease = cache.lease(cache.match(tokens, len(tokens), namespace))
-            self.leaving(namespace, tokens[: lease.length], 0, 0, cache.slots(lease))
+            self.leaving(namespace, tokens[: lease.length], 0, self._cache.kept(lease))
             cache.release(lease)
 
     def stats(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -203,34 +204,84 @@ class CacheSuite:
 
     # --- sharing ---
 
-    @pytest.mark.usefixtures("sharing")
-    def test_what_is_evicted_is_told_before(self, page_size: int) -> None:
-        """With `tiers`: each whole block once, when it is about to be broken, with slots that still hold its tokens."""
+    @pytest.fixture
+    def tiers(self) -> None:
+        """Skips the test for caches that are not spread over tiers."""
         if "tiers" not in self.plugin.capabilities:
             pytest.skip("this cache is not spread over tiers")
-        rig, size = self.rig(page_size), 2 * page_size
-        told: list[Prefix] = []
 
-        def taker(namespace: Namespace, tokens: array[int], start: int, base: int, slots: Sequence[IntArray]) -> None:
-            assert base == start // size * size
-            assert [len(own) for own in slots] == [len(tokens) - base]
-            for at in range(base, len(tokens)):
-                assert rig.canary[0][int(slots[0][at - base])] == (namespace, tokens[: at + 1].tobytes())
+    @pytest.mark.usefixtures("sharing", "tiers")
+    def test_what_is_evicted_is_told_before(self, page_size: int) -> None:
+        """Each whole block once, when it is about to be broken, with slots that still hold its tokens."""
+        told = self._told(self.rig(page_size, 40))
+        assert len(told) == len(set(told))
+
+    @pytest.mark.usefixtures("sharing", "tiers")
+    def test_windows_are_told_before_they_go(self, page_size: int, windows: tuple[Kind, ...]) -> None:
+        """Of each whole block, with all its slots, whichever pool is short."""
+        self._told(self.rig(page_size, 40, kinds=windows))
+
+    @pytest.mark.usefixtures("sharing", "tiers")
+    def test_states_are_told_before_they_go(self, page_size: int, recurrent: tuple[Kind, ...]) -> None:
+        """With the whole blocks that nobody can go on from without them."""
+        self._told(self.rig(page_size, 40, kinds=recurrent))
+
+    @pytest.mark.usefixtures("sharing", "tiers")
+    def test_all_that_is_there_of_a_lease(self, page_size: int) -> None:
+        """`kept` gives what `slots` gives, and what lies behind windows while it is there."""
+        for kinds in ((None,), *MODELS[:1], *RECURRENT[:1]):
+            if len(self.plugin.groups(toy_model(kinds))) < len(kinds):
+                continue
+            rig, text = self.rig(page_size, 40, kinds=kinds), _text(7 * page_size)
+            rig.serve(text)
+            holder = rig.start(text, Namespace(), limit=7 * page_size)
+            kept = cast("Spills", rig.cache).kept(holder.lease)
+            for group, (all_, needed) in enumerate(zip(kept, rig.cache.slots(holder.lease), strict=True)):
+                assert len(all_) == holder.lease.length
+                assert np.array_equal(all_[needed >= 0], needed[needed >= 0])
+                there = {at + 1 for at in np.flatnonzero(all_ >= 0).tolist()}
+                assert there == {at for at in there if rig.canary[group][int(all_[at - 1])] == holder.prefix(at)}
+                assert group == rig.states or len(there) == holder.lease.length
+            rig.abort(holder)
+
+    def _told(self, rig: CacheRig) -> list[Prefix]:
+        """What a taker is told while two texts in two namespaces are evicted: prefixes that whole blocks end.
+
+        Of each of these blocks all that was there in any group, states included, is told before it goes.
+        """
+        size, states = 2 * rig.page_size, rig.states
+        told: list[Prefix] = []
+        whole: list[set[Prefix]] = [set() for _ in rig.known]  # prefixes whose last token's slots were told, by group
+
+        def taker(namespace: Namespace, tokens: array[int], base: int, slots: Sequence[IntArray]) -> None:
+            assert base % size == len(tokens) % size == 0
+            assert [len(own) for own in slots] == [len(tokens) - base] * len(slots)
+            for group, own in enumerate(slots):
+                for at in np.flatnonzero(own >= 0).tolist():
+                    prefix = (namespace, tokens[: base + at + 1].tobytes())
+                    assert rig.canary[group][int(own[at])] == prefix, "a slot that holds something else"
+                    whole[group].add(prefix)
             told.extend(
                 (namespace, tokens[: end + size].tobytes()) for end in range(base, len(tokens) - size + 1, size)
             )
 
         cast("Spills", rig.cache).spill(taker, size)
-        texts = [_text(7 * page_size), _text(3 * page_size) + _text(4 * page_size, first=5)]
+        texts = [_text(8 * rig.page_size), _text(3 * rig.page_size) + _text(5 * rig.page_size, first=5)]
         spaces = [Namespace(), Namespace(salt="a")]
+        before = [set(known) for known in rig.known]
         for space in spaces:
             for text in texts:
                 rig.serve(text, space)
-        while rig.evictable:
-            rig.evict(page_size)
-        ends = range(size, 7 * page_size, size)
-        assert set(told) == {(space, text[:end].tobytes()) for space in spaces for text in texts for end in ends}
-        assert len(told) == len(set(told))
+                before = [old | known for old, known in zip(before, rig.known, strict=True)]
+        _evict_all(rig)
+        ends = range(size, 8 * rig.page_size + 1, size)
+        blocks = {(space, text[:end].tobytes()) for space in spaces for text in texts for end in ends}
+        assert set(told) == blocks
+        for group, known in enumerate(before):
+            assert {prefix for prefix in known if prefix in blocks} <= whole[group], f"group {group} was not told"
+            inside = {p for p in known if any(p[0] == space and end.startswith(p[1]) for space, end in blocks)}
+            assert group == states or inside <= whole[group], f"group {group} was told in part"
+        return told
 
     @pytest.mark.usefixtures("sharing")
     def test_publish_below_the_lease_is_an_error(self, page_size: int) -> None:
@@ -333,6 +384,13 @@ class CacheSuite:
         assert rig.compute(holder, rig.total) == rig.total
         rig.abort(holder)
         assert rig.free == rig.total
+
+
+def _evict_all(rig: CacheRig) -> None:
+    """A page at a time, from one pool after the other."""
+    while any(evictable for evictable, _ in rig.cache.counts()):
+        for group in reversed(range(len(rig.pools))):
+            rig.evict(rig.pools[group].page_size, group)
 
 
 def _text(length: int, first: int = 0) -> array[int]:

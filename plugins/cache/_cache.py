@@ -74,7 +74,7 @@ class TreeCache(ABC):
         self._windows = [part for part in self._bounded if part.divisible]
         self._leases: set[TreeLease] = set()
         self._listeners: tuple[CacheListener, ...] = ()
-        self._spill: Spill | None = None
+        self._spill = Spill(self._components)
 
     @classmethod
     @abstractmethod
@@ -221,7 +221,9 @@ class TreeCache(ABC):
                     self._settle(self._remove(node))
                 else:
                     cut = max(missing, -(-CUT_TOKENS // page) * page)
-                    part.bury(self._tree.split(node, cut) if part.divisible and node.tokens > cut else node)
+                    gone = self._tree.split(node, cut) if part.divisible and node.tokens > cut else node
+                    self._spill.leaves(gone, stays=not part.divisible)
+                    part.bury(gone)
         finally:  # a rule that raises must not cost slots
             freed = part.freed
             self._flush()
@@ -229,8 +231,7 @@ class TreeCache(ABC):
 
     def _remove(self, node: Node) -> Node:
         """Take an unlocked leaf out of the tree; returns its parent."""
-        if self._spill is not None:
-            self._spill.leaves(node)
+        self._spill.leaves(node)
         for listener in self._listeners:
             listener.removed(node.root.namespace, self._tree.text(node), node.start)
         for part in self._components:
@@ -251,8 +252,12 @@ class TreeCache(ABC):
         self._tree.prune(node.root)
 
     def spill(self, taker: Leaving, block: int) -> None:
-        """See `Spills.spill`. Neither what `reset` drops is told, nor windows within a path, which go before it."""
-        self._spill = Spill(taker, block, self._components)
+        """See `Spills.spill`."""
+        self._spill.taker, self._spill.block = taker, block
+
+    def kept(self, lease: Lease) -> tuple[IntArray, ...]:
+        """See `Spills.kept`."""
+        return self._spill.kept(self._held(lease).node)
 
     def reset(self) -> None:
         """Drop all that no lease protects. Walks the tree."""

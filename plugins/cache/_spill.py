@@ -1,11 +1,12 @@
-"""Tells the tiers below of blocks that are about to leave the tree."""
+"""What tiers see of the tree: all that hangs on a path, and which whole blocks are about to lose state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from phloem.batch import IntArray
 from phloem.components import Component
 from phloem.storage import Leaving
 
@@ -13,21 +14,59 @@ from ._tree import Node, Tree
 
 
 class Spill:
-    """One taker of whole blocks of `block` tokens."""
+    """Of one cache. The `taker`, if there is one, is told of blocks of `block` tokens."""
 
-    def __init__(self, taker: Leaving, block: int, components: Sequence[Component]) -> None:
-        self._taker, self._block, self._components = taker, block, components
+    def __init__(self, components: Sequence[Component]) -> None:
+        self._components = components
+        self.taker: Leaving | None = None
+        self.block = 1
 
-    def leaves(self, node: Node) -> None:
-        """Some of a node's state is about to leave, and with it the whole blocks that it has part in."""
-        if node.end // self._block == node.start // self._block:
-            return
-        base, path = node.start // self._block * self._block, [node]
-        while path[-1].start > base and (parent := path[-1].parent) is not None:
-            path.append(parent)
-        slots = []
+    def kept(self, node: Node, base: int = 0) -> tuple[IntArray, ...]:
+        """Per component the slots of tokens [base, node.end), see `Spills.kept`."""
+        made = []
         for part in self._components:
-            held = [(part.slots(at), at.tokens) for at in reversed(path)]
-            whole = np.concatenate([np.full(size, -1, np.int32) if own is None else own for own, size in held])
-            slots.append(whole[len(whole) - (node.end - base) :])
-        self._taker(node.root.namespace, Tree.text(node), node.start, base, slots)
+            whole: IntArray = np.full(node.end - base, -1, dtype=np.int32)
+            at = node
+            while at.parent is not None and at.end > base:
+                own = part.slots(at)
+                if own is not None:
+                    own = own[max(0, len(own) - (at.end - base)) :]
+                    whole[at.end - base - len(own) : at.end - base] = own
+                at = at.parent
+            made.append(whole)
+        return tuple(made)
+
+    def leaves(self, node: Node, *, stays: bool = False) -> None:
+        """Some of a node's state is about to leave, and with it the whole blocks that it has part in.
+
+        `stays`: its tokens do not lose their slots.
+        """
+        if self.taker is None:
+            return
+        base = self._begin(node) // self.block * self.block
+        for bottom, end in self._blocks(node, inside=stays):
+            slots = [own[: end - base] for own in self.kept(bottom, base)]
+            self.taker(node.root.namespace, Tree.text(bottom)[:end], base, slots)
+
+    def _begin(self, node: Node) -> int:
+        """Where that begins which nobody can go on from without this node: where there are states, behind the last."""
+        whole = [part.index for part in self._components if not part.divisible]
+        while (up := node.parent) is not None and up.parent is not None and any(up.states[i] is None for i in whole):
+            node = up
+        return node.start
+
+    def _blocks(self, node: Node, *, inside: bool) -> Iterator[tuple[Node, int]]:
+        """The ends of prefixes, and the nodes they lie in, of which such blocks are the last.
+
+        A block that goes on below the node goes on in each of its branches; with `inside` none of these matters.
+        """
+        end, until = node.end // self.block * self.block, -(-node.end // self.block) * self.block
+        if end > node.start:
+            yield node, end
+        below = list(node.children.values()) if end < node.end and not inside else []
+        while below:
+            at = below.pop()
+            if at.end < until:
+                below += at.children.values()
+            else:
+                yield at, until

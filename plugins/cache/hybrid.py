@@ -17,7 +17,7 @@ class HybridCache(TreeCache):
     For a model without recurrent layers it is `swa`.
     """
 
-    capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"narrows"}
+    capabilities: ClassVar[frozenset[str]] = TreeCache.capabilities | {"narrows", "tiers"}
 
     @classmethod
     def suits(cls, spec: ModelSpec) -> str | None:

@@ -5,14 +5,14 @@ Every test also says how many tokens were cached: tiers that never give anything
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,105 +22,77 @@ from phloem import Engine, SamplingParams, loop, tier_blocks, tier_loads, tier_s
 from phloem.events import block_hashes
 from phloem.request import Namespace
 
-from .harness import assert_same, engine, greedy, pairwise, tiny_reference
+from .harness import engine, greedy, pairwise
+from .tier_rig import (
+    BLOCK,
+    FAULTY,
+    OUT,
+    POOL,
+    Loading,
+    crowd,
+    device,
+    eventually,
+    loading,
+    run,
+    same,
+    stored,
+    text,
+    tier,
+    tiered,
+    whole,
+)
 
 ROOT = Path(__file__).parents[2]
-FAULTY = f"{Path(__file__).with_name('faulty_storage.py')}:Faulty"
-BLOCK, POOL, OUT = 64, 512, 6
 Tiny = Callable[[str], Path]
-
-
-def text(seed: int, length: int, shared: int = 0) -> list[int]:
-    """Random tokens; the first `shared` are the same for all seeds."""
-    rng, same = random.Random(seed), random.Random(-1)
-    return [same.randrange(4, 500) for _ in range(shared)] + [rng.randrange(4, 500) for _ in range(length - shared)]
-
-
-@contextmanager
-def tiered(
-    path: Path, kv: Path | None = None, *, storage: str = "file", host: Any = "64MiB", **sections: Any
-) -> Iterator[Engine]:
-    """An engine with a small pool over host memory (None: without), and a disk where `kv` is given."""
-    cache: dict[str, Any] = {"tokens": POOL, **sections.pop("cache", {})}
-    if host is not None:
-        cache["host"] = host if isinstance(host, dict) else {"size": host}
-    if kv is not None:
-        cache["disk"] = {"use": storage, "path": str(kv), "size": "64MiB", **sections.pop("disk", {})}
-    with engine(path, cache=cache, **sections) as made:
-        yield made
-        eventually(lambda: not made.stats()["tiers"]["loading"])
-        made.check()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Things come about on other threads."""
-    wait = threading.Event()
-    for _ in range(2000):
-        if holds():
-            return
-        wait.wait(0.005)
-    raise AssertionError("it did not come about in ten seconds")
-
-
-def run(made: Engine, prompt: list[int], **call: Any) -> tuple[list[int], int]:
-    """Tokens, and how many of the prompt were cached."""
-    result = made.generate(prompt, greedy(OUT), **call)
-    return result.outputs[0].token_ids, result.usage.cached_tokens
-
-
-def crowd(made: Engine, first: int = 901) -> None:
-    """Fill the pool with other texts."""
-    for seed in range(first, first + 3):
-        made.generate(text(seed, 300), greedy(2))
-
-
-def tier(made: Engine, name: str, what: str) -> int:
-    return int(made.stats()["tiers"][name][what])
-
-
-def stored(made: Engine, blocks: int) -> None:
-    """The background has written so many blocks."""
-    eventually(lambda: tier(made, "disk", "written") >= blocks)
-
-
-def device(made: Engine) -> Any:
-    """The storage."""
-    assert made.core.ledger.tiers is not None
-    return made.core.ledger.tiers._shelf._storage
-
-
-def same(path: Path, prompt: list[int], got: list[int], what: str) -> None:
-    assert_same(got, *tiny_reference(path).greedy(prompt, OUT), what)
-
-
-def whole(prompt: list[int]) -> int:
-    """Tokens of a prompt's blocks, without its last token."""
-    return (len(prompt) - 1) // BLOCK * BLOCK
 
 
 # --- cold, from host memory, from disk, after a restart
 
-CASES = pairwise(
-    ["llama", "gemma3"], ["radix", "swa"], [1, 4, 16], ["through", "back"], ["host", "host+disk", "disk"], ["off", "on"]
+MODELS = [("llama", "radix"), ("gemma3", "radix"), ("gemma3", "swa"), ("lfm2", "hybrid"), ("mamba2", "hybrid")]
+AXES = (
+    MODELS,
+    [1, 4, 16],
+    [("host", "through"), ("host", "hot"), ("host", "back"), ("host+disk", "back"), ("disk", "through")],
+    ["off", "on"],
 )
+CASES = pairwise(*AXES)
 
 
-@pytest.mark.parametrize(("arch", "use", "page", "write", "tiers", "overlap"), CASES)
+@pytest.mark.parametrize(("model", "page", "tiers", "overlap"), CASES)
 def test_tokens_and_hits(
-    tiny_model: Tiny, tmp_path: Path, arch: str, use: str, page: int, write: str, tiers: str, overlap: str
+    tiny_model: Tiny, tmp_path: Path, model: tuple[str, str], page: int, tiers: tuple[str, str], overlap: str
 ) -> None:
-    if tiers == "disk" or (arch, use) == ("gemma3", "swa"):
-        write = "through"  # to write back needs host memory, and windows that are still there
-    path, kv = tiny_model(arch), tmp_path / "kv" if "disk" in tiers else None
-    host = {"size": "64MiB", "write": write} if "host" in tiers else None
+    check_tokens_and_hits(tiny_model, tmp_path, model, page, tiers, overlap)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "page", "tiers", "overlap"), [case for case in itertools.product(*AXES) if case not in CASES]
+)
+def test_tokens_and_hits_of_all(
+    tiny_model: Tiny, tmp_path: Path, model: tuple[str, str], page: int, tiers: tuple[str, str], overlap: str
+) -> None:
+    check_tokens_and_hits(tiny_model, tmp_path, model, page, tiers, overlap)
+
+
+def check_tokens_and_hits(
+    tiny_model: Tiny, tmp_path: Path, model: tuple[str, str], page: int, tiers: tuple[str, str], overlap: str
+) -> None:
+    """Cold, evicted, and after a restart where there is a disk: prompts come back to their last whole block."""
+    (arch, use), (where, write) = model, tiers
+    path, kv = tiny_model(arch), tmp_path / "kv" if "disk" in where else None
+    host = {"size": "64MiB", "write": write} if "host" in where else None
     sections: Any = {"cache": {"use": use, "page_size": page}, "engine": {"overlap": overlap}}
+    if write == "hot":
+        sections["cache"]["snapshot_every"] = 32  # what the pool has lost before the second request is lost
     prompts = [text(1, 300), text(2, 290, shared=200), text(3, 257, shared=200)]
     with tiered(path, kv, host=host, **sections) as made:
         for prompt in prompts:
-            same(path, prompt, run(made, prompt)[0], "cold")
+            for _ in range(1 + (write == "hot")):
+                same(path, prompt, run(made, prompt)[0], "cold")
         crowd(made)
-        if kv is not None and write == "through":
-            stored(made, 18)
+        if kv is not None:
+            eventually(lambda: not tier(made, "disk", "backlog"))
         for prompt in prompts:
             got, cached = run(made, prompt)
             same(path, prompt, got, "evicted")
@@ -607,41 +579,6 @@ def test_what_happens_while_slots_are_being_filled(
         assert all(group["protected"] == group["leased"] == 0 for group in made.stats()["groups"])
 
 
-class Loading:
-    """A request on a thread of its own."""
-
-    def __init__(self, made: Engine, prompt: list[int]) -> None:
-        self.tokens: list[int] = []
-        self.cached = -1
-        self.thread = threading.Thread(target=self._run, args=(made, prompt), daemon=True)
-        self.thread.start()
-        eventually(lambda: made.stats()["tiers"]["loading"] == 1)
-        self.call_id = next(iter(made.core._calls))
-
-    @property
-    def done(self) -> bool:
-        return not self.thread.is_alive()
-
-    def _run(self, made: Engine, prompt: list[int]) -> None:
-        self.tokens, self.cached = run(made, prompt)
-
-
-@contextmanager
-def loading(path: Path, kv: Path, prompt: list[int], kept: list[int] | None = None) -> Iterator[tuple[Engine, Loading]]:
-    """A request whose prefix is being read by a device that has stopped; `kept` of it is in the pool."""
-    with tiered(path, kv, storage=FAULTY, host=None) as made:
-        run(made, prompt)
-        stored(made, 4)
-        made.flush_cache()
-        if kept:
-            made.generate(kept, greedy(1))
-        device(made).gate.clear()
-        try:
-            yield made, Loading(made, prompt)
-        finally:
-            device(made).gate.set()
-
-
 # --- a store belongs to one model
 
 
@@ -676,11 +613,13 @@ def test_a_store_of_another_model_is_set_aside(tiny_model: Tiny, tmp_path: Path,
 # --- all of it at once
 
 
-def soak(path: Path, kv: Path, requests: int, **sections: Any) -> dict[str, Any]:
+def soak(path: Path, kv: Path, requests: int, write: str = "through", **sections: Any) -> dict[str, Any]:
     """Random texts of a family, salts, lengths and aborts over tiers that are too small for all of it."""
     rng = random.Random(requests)
     family = [text(seed, 330, shared=shared) for seed, shared in ((51, 0), (52, 150), (53, 150), (54, 220), (55, 0))]
-    with tiered(path, kv, storage=FAULTY, host=14 * (BLOCK * 1152 + 256), disk={"size": "3MiB"}, **sections) as made:
+    few = {"lfm2": BLOCK * 256, "mamba2": 25_000}.get(path.name, BLOCK * 1152)  # bytes of what a block has of most
+    host = {"size": 14 * (few + 256), "write": write}
+    with tiered(path, kv, storage=FAULTY, host=host, disk={"size": "3MiB"}, **sections) as made:
         for _ in range(requests // 5):
             calls = []
             for _ in range(5):
@@ -712,13 +651,25 @@ def _one(made: Engine, prompt: list[int], salt: str | None, leave: bool, done: l
         done.append((prompt, run(made, prompt, salt=salt)[0]))
 
 
-def test_a_short_soak(tiny_model: Tiny, tmp_path: Path) -> None:
-    stats = soak(tiny_model("llama"), tmp_path, 60)
+@pytest.mark.parametrize(("arch", "write"), [("llama", "through"), ("lfm2", "back")])
+def test_a_short_soak(tiny_model: Tiny, tmp_path: Path, arch: str, write: str) -> None:
+    stats = soak(tiny_model(arch), tmp_path, 60, write)
     assert stats["tiers"]["loads"] > 3
     assert stats["tiers"]["host"]["evicted"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "use", "page"), [("llama", "radix", 1), ("gemma3", "swa", 4), ("mistral", "swa", 16)])
-def test_a_long_soak(tiny_model: Tiny, tmp_path: Path, arch: str, use: str, page: int) -> None:
-    soak(tiny_model(arch), tmp_path, 600, cache={"use": use, "page_size": page}, schedule={"max_running": 4})
+@pytest.mark.parametrize(
+    ("arch", "use", "page", "write"),
+    [
+        ("llama", "radix", 1, "through"),
+        ("gemma3", "swa", 4, "back"),
+        ("mistral", "swa", 16, "hot"),
+        ("lfm2", "hybrid", 16, "through"),
+        ("lfm2", "hybrid", 1, "hot"),
+        ("mamba2", "hybrid", 4, "back"),
+    ],
+)
+def test_a_long_soak(tiny_model: Tiny, tmp_path: Path, arch: str, use: str, page: int, write: str) -> None:
+    cache = {"use": use, "page_size": page, "window_every": 4096}
+    soak(tiny_model(arch), tmp_path, 600, write, cache=cache, schedule={"max_running": 4, "max_tokens_per_step": 64})

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec
+from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec, StateSpec
 from phloem.pool import KVStore
-from phloem.tier_blocks import Layout, Rows
+from phloem.states import StateStore
+from phloem.tier_blocks import Layout, Rows, state_name
 
 SIZE, SLOTS = 8, 64
 PARENT, KEYS = b"p" * 16, array("i", range(SIZE))
@@ -70,6 +71,49 @@ def test_a_window_that_has_moved_on_leaves_the_first_rows_out(first: int) -> Non
     target, want = slots(5)[first:], kv.keys[1][torch.from_numpy(gone[first:]).long()].clone()
     layout.fill(again, 1, first, target)
     assert torch.equal(kv.keys[1][torch.from_numpy(target).long()], want)
+
+
+def test_only_what_lies_behind_the_last_gap_is_kept() -> None:
+    """Of a window any run may be gone."""
+    kv, layout = made()
+    holes = slots(3)
+    holes[[1, 4]] = -1
+    block = layout.copy([slots(4), holes])
+    assert block.firsts == (0, 5)
+    target, want = slots(5)[5:], kv.keys[1][torch.from_numpy(holes[5:]).long()].clone()
+    layout.fill(block, 1, 5, target)
+    assert torch.equal(kv.keys[1][torch.from_numpy(target).long()], want)
+
+
+@pytest.mark.parametrize("by", ["numpy", "torch"])
+@pytest.mark.parametrize("attends", [True, False])
+def test_states_are_entries_of_their_own(attends: bool, by: str) -> None:
+    """Beside blocks with rows, or without any: such as of models that do not attend."""
+    kv, _ = made(torch.bfloat16, (None,))
+    if not attends:
+        groups = (GroupSpec("full"), GroupSpec("recurrent", "recurrent"))
+        kv = KVStore(ModelSpec("toy", 8, 100, (), groups), [SLOTS], [], torch.float32, torch.device("cpu"))
+    states = StateStore([StateSpec(((2, 3), (5,))), StateSpec(((0, 4), (7,)))], 9, torch.device("cpu"))
+    for tensor in (one for layer in states.tensors for one in layer):
+        tensor.copy_(torch.randn(tensor.shape))
+    layout = Layout(SIZE, Rows(kv, 1, states))
+    if by == "torch":
+        layout.rows._views = None
+    assert layout.token_bytes == (6 * 8 * 2 if attends else 0)
+    rows, state = layout.copy([slots(1)]), layout.copy_state(3)
+    assert (rows.firsts, state.firsts) == ((0, SIZE), (SIZE, SIZE - 1))
+    assert (rows.data.nbytes, state.data.nbytes) == (SIZE * layout.token_bytes, (6 + 5 + 7) * 4)
+    assert len(layout.seal(state, PARENT, KEYS)) <= layout.state_bytes == state.data.nbytes + layout.head_bytes
+    for block in (rows, state):
+        again = layout.unseal(layout.seal(block, PARENT, KEYS), PARENT, KEYS)
+        assert again is not None
+        assert again.firsts == block.firsts
+        assert np.array_equal(again.data, block.data)
+    want = [tensor[3].clone() for layer in states.tensors for tensor in layer]
+    layout.fill(state, 1, SIZE - 1, np.array([6], np.int32))
+    assert all(map(torch.equal, (tensor[6] for layer in states.tensors for tensor in layer), want))
+    layout.fill(rows, 0, 0, slots(2))
+    assert len({state_name(name) for name in (b"a" * 16, b"b" * 16)} | {b"a" * 16}) == 3
 
 
 def test_whatever_is_not_whole_is_refused() -> None:

@@ -58,14 +58,13 @@ def test_an_unknown_storage_has_suggestions(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("use", ["chunk", "hybrid"])
-def test_a_cache_without_tiers_is_refused_with_both_lines(tmp_path: Path, use: str) -> None:
-    text = refused(written(tmp_path, f"  use: {use}\n  host: {{size: 1GiB}}\n  disk: {{path: ./kv, size: 1GiB}}\n"))
+def test_a_cache_without_tiers_is_refused_with_both_lines(tmp_path: Path) -> None:
+    text = refused(written(tmp_path, "  use: chunk\n  host: {size: 1GiB}\n  disk: {path: ./kv, size: 1GiB}\n"))
     for line, tier in ((5, "host: {size: 1GiB}"), (6, "disk: {path: ./kv, size: 1GiB}")):
         name = tier.partition(":")[0]
-        assert f"engine.yaml:{line}:3: cache.{name}: needs a cache with tiers; cache '{use}' has none" in text
+        assert f"engine.yaml:{line}:3: cache.{name}: needs a cache with tiers; cache 'chunk' has none" in text
         assert f"engine.yaml:{line}:3: {tier}" in text
-    assert f"engine.yaml:4:3: use: {use}" in text
+    assert "engine.yaml:4:3: use: chunk" in text
 
 
 def test_the_disk_is_a_file_store_unless_it_says_otherwise(tmp_path: Path) -> None:
@@ -124,13 +123,11 @@ def test_a_folder_in_use_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
     Engine.from_yaml(path).close()
 
 
-@pytest.mark.parametrize("write", ["hot", "back"])
-def test_windows_are_only_written_through(tiny_model: Tiny, tmp_path: Path, write: str) -> None:
-    cache = f"  use: swa\n  host: {{size: 1GiB, write: {write}}}\n  tokens: 512\n"
-    text = refused_at_start(written(tmp_path, cache, tiny_model("gemma3")))
-    assert f"cache.host.write: '{write}' finds no windows any more to keep" in text
-    assert "engine.yaml:4:3: use: swa" in text
-    assert f"write: {write}" in text
+def test_a_tier_must_hold_a_state_beside_a_block(tiny_model: Tiny, tmp_path: Path) -> None:
+    for tier in ("host: {size: 18k}", f"disk: {{size: 18k, path: {tmp_path}/kv}}"):
+        text = refused_at_start(written(tmp_path, f"  {tier}\n  tokens: 512\n", tiny_model("lfm2")))
+        assert f"engine.yaml:4:10: cache.{tier[:4]}.size 18,432 bytes is less than one block of 64 tokens x 256" in text
+        assert "bytes + 554, and one state of 1,024 bytes + 554, = 18,516 bytes" in text
 
 
 def test_a_model_without_weights_to_read_has_no_disk(tmp_path: Path) -> None:
@@ -170,7 +167,7 @@ def test_adapters_have_no_disk(tiny_model: Tiny, tmp_path: Path) -> None:
             raise AssertionError("it is refused before")
 
         with pytest.raises(ConfigError, match="adapters are known by their names only"):
-            build_tiers(config, "radix", parts.ledger, model, unused, unused, unused)
+            build_tiers(config, "radix", parts.ledger, model, None, unused, unused, unused)
 
 
 def test_a_store_belongs_to_options_and_a_release_of_the_model_plugin(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -186,4 +183,5 @@ def test_a_store_belongs_to_options_and_a_release_of_the_model_plugin(tiny_model
             )
     assert found[0] == found[1] == found[3]
     assert {name for name in found[0] if found[0][name] != found[2][name]} == {"options"}
+    assert found[0]["states"] == []
     assert found[0]["loader_version"] == metadata.version("phloem")

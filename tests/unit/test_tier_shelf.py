@@ -114,6 +114,24 @@ def test_a_device_with_a_backlog_is_given_no_more_than_it_takes(
     assert made.lacks(NAMES, 0) == [3, 2]
 
 
+def test_a_state_has_a_place_where_what_comes_before_it_has_one(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one only: in the lowest tier, or in memory while a device is busy."""
+    for made in (shelf(None, 1), shelf(device, disk_bytes=4 * EACH + 1)):
+        made.layout.state_bytes = 2 * EACH
+        made._most = made._most and 4 * EACH + 1
+        assert [made.lacks_state(NAMES[7], blocks) for blocks in (1, 2, 3)] == [True, True, False]
+        put(made, 7)
+        assert not made.lacks_state(NAMES[7], 2)
+    monkeypatch.setattr(tier_shelf, "BACKLOG", EACH)
+    for host_blocks, wanted in ((0, False), (4, True)):
+        made = shelf(device, host_blocks)
+        made.layout.state_bytes = 2 * EACH
+        assert made.lacks_state(NAMES[6], 1) is wanted
+        assert made.counts["dropped"] == 1
+
+
 def test_a_device_that_fails_to_write_has_a_rest(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     made, device.fails = shelf(device), True
     put(made, 0)
@@ -156,7 +174,7 @@ def test_a_window_that_is_gone_is_noticed_before_everything_else_is_looked_at() 
             looks.append(group)
             return super().__getitem__(group)
 
-    ledger: Any = SimpleNamespace(windows=[None, 4], pools=[0, 0], page_size=1)
+    ledger: Any = SimpleNamespace(windows=[None, 4], pools=[0, 0], page_size=1, states=None)
     loads = Loads(ledger, shelf(None), SimpleNamespace(size=8), lambda work: None, lambda work: None)  # type: ignore[arg-type]
     ticket: Any = SimpleNamespace(limit=8 * 200, first=0, blocks=[SimpleNamespace(firsts=Firsts((0, 8)))] * 200)
     assert loads._reach(ticket, 0) == 0
