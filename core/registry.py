@@ -27,7 +27,7 @@ KINDS = (
     *("cache", "component", "eviction", "key", "events", "storage", "spec", "grammar", "attention", "quant"),
     *("schedule", "model", "sampler", "parser", "api", "transport", "router", "observer"),
 )
-AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("torch",)}
+AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("cpu", "torch")}
 AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "swa", "hybrid")}
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
@@ -142,14 +142,16 @@ class Registry:
     def resolve_auto(self, kind: str, subject: Any) -> tuple[str, type[Any]]:
         """Name and class that `use: auto` means; PluginError lists why each candidate declined.
 
-        Those of kind `model` are asked about a path, those of kind `cache` about the `ModelSpec` of a loaded model.
+        Those of kind `model` are asked about a path, those of kind `cache` about the `ModelSpec` of a loaded model,
+        those of kind `attention` that have a say about the `PluginContext` they would be made with.
         """
-        asks = {"model": "supports", "cache": "suits"}.get(kind)
+        asks = {"model": "supports", "cache": "suits", "attention": "suits"}.get(kind, "")
         reasons: list[str] = []
         for name in AUTO[kind]:
             try:
                 cls = self.load(kind, name)
-                reason = getattr(cls, asks)(subject) if asks else None
+                ask = getattr(cls, asks, None)
+                reason = ask(subject) if ask else None
             except PluginError as error:
                 reason = f"{error.message}; {error.hint}" if error.hint else error.message
             if reason is None:
@@ -162,15 +164,15 @@ class Registry:
 def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any:
     """Construct the plugin that a config section (or a bare name, with default options) chooses.
 
-    None for `use: none`. `use: auto` is resolved by `context.extras["path"]`. Whatever the constructor raises becomes
-    a PluginError that names the plugin, unless it is a PhloemError already.
+    None for `use: none`. `use: auto` is resolved by `context.extras["path"]`, for attention by the context itself.
+    Whatever the constructor raises becomes a PluginError that names the plugin, unless it is a PhloemError already.
     """
     use = choice if isinstance(choice, str) else choice.use
     if use == "none":
         return None
     if isinstance(choice, str) or choice.plugin is None:
-        registry, path = Registry(), context.extras.get("path", "")
-        plugin = registry.resolve_auto(kind, path)[1] if use == "auto" else registry.load(kind, use)
+        registry, subject = Registry(), context if kind == "attention" else context.extras.get("path", "")
+        plugin = registry.resolve_auto(kind, subject)[1] if use == "auto" else registry.load(kind, use)
         options = plugin.Options()
     else:
         plugin, options = choice.plugin, choice.options()

@@ -11,11 +11,10 @@ import torch
 from phloem.batch import Batch
 
 from ._piece import Piece
-from ._sharing import Shared, find_shared
+from ._sharing import Shared, find_shared, shareable
 
 BATCHED_QUERIES = 32  # segments with more queries than this fill a matrix product on their own
 PIECE_TOKENS = 2048  # context entries of one piece: few enough to be still in the CPU's cache when they are read
-SHARED_QUERIES = 64  # segments with more queries than this do not share
 SHARED_ROWS, SHARED_TOKENS = 512, 2048  # of one shared piece: bounds its score matrix
 
 
@@ -54,9 +53,7 @@ class Pieces:
         if window is not None:  # nobody looks further back than a segment's first query does
             lows = [max(0, past - window + 1) for past in pasts]
         elif table.device.type == "cpu":  # elsewhere the look at the table would wait for the device
-            # a long chunk makes good use of what it reads alone
-            shareable = [past if q <= SHARED_QUERIES else 0 for past, q in zip(pasts, self._q_lens, strict=True)]
-            shared, lows = find_shared(table.numpy(), shareable)
+            shared, lows = find_shared(table.numpy(), shareable(pasts, self._q_lens))
             for range_ in shared:
                 pieces.extend(self._shared_pieces(range_, table))
         else:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from phloem.batch import IntArray
 
 MIN_SAVED = 512  # context entries that sharing must save the reading of, to be worth a piece of its own
+SHARED_QUERIES = 64  # segments with more queries than this make good use of what they read alone
 
 
 class Shared(NamedTuple):
@@ -15,6 +16,11 @@ class Shared(NamedTuple):
     members: list[int]  # segments
     low: int
     high: int
+
+
+def shareable(pasts: list[int], q_lens: list[int]) -> list[int]:
+    """Of each segment's past, what it may share."""
+    return [past if q <= SHARED_QUERIES else 0 for past, q in zip(pasts, q_lens, strict=True)]
 
 
 def find_shared(table: IntArray, pasts: list[int]) -> tuple[list[Shared], list[int]]:

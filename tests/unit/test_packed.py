@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from bench import product
+from phloem import kernels
 from phloem.errors import PluginError
 from phloem.plugins.model.native.linear import Linear
-from phloem.plugins.model.native.packed import Gemm, PackedLinear, compiler
+from phloem.plugins.model.native.packed import Gemm, PackedLinear
 
 
 @pytest.fixture(scope="module")
@@ -78,30 +79,30 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     source.write_text('extern "C" int answer() { return 42; }')
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(PluginError, match=r"no C\+\+ compiler"):
-        compiler.load(source, tmp_path / "cache")
+        kernels.load(source, tmp_path / "cache")
 
 
 def test_a_build_is_kept_and_a_damaged_one_replaced(tmp_path: Path) -> None:
     source, cache = tmp_path / "thing.cpp", tmp_path / "cache"
     source.write_text('extern "C" int answer() { return 42; }')
-    assert compiler.load(source, cache).answer() == 42
+    assert kernels.load(source, cache).answer() == 42
     (built,) = cache.iterdir()
     stamp = built.stat().st_mtime_ns
-    compiler.load(source, cache)
+    kernels.load(source, cache)
     assert built.stat().st_mtime_ns == stamp
     damaged = cache / built.name
     damaged.unlink()  # the loaded library keeps its own file
     damaged.write_bytes(b"not a library")
-    assert isinstance(compiler.load(source, cache), ctypes.CDLL)
+    assert isinstance(kernels.load(source, cache), ctypes.CDLL)
     source.write_text('extern "C" int answer() { return 43; }')
-    assert compiler.load(source, cache).answer() == 43
+    assert kernels.load(source, cache).answer() == 43
 
 
 def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     source = tmp_path / "broken.cpp"
     source.write_text("int main( {")
     with pytest.raises(PluginError, match=r"cannot compile broken\.cpp: .*error"):
-        compiler.load(source, tmp_path / "cache")
+        kernels.load(source, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 

@@ -171,7 +171,7 @@ def test_auto_takes_the_first_that_supports_and_lists_all_reasons(tmp_path: Path
     lines = str(error.value).splitlines()
     assert lines[0] == f"no model plugin can serve {tmp_path}:"
     assert [line.partition(":")[0].strip() for line in lines[1:]] == ["native", "transformers"]
-    name, cls = Registry().resolve_auto("attention", "")
+    name, cls = Registry().resolve_auto("attention", PluginContext("attention", "auto", device="cuda"))
     assert (name, cls.__name__) == ("torch", "TorchAttention")
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from phloem.kernels import load
+
 from ..linear import Linear
-from .compiler import load
 
 _POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 

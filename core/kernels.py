@@ -1,4 +1,4 @@
-"""Compiles a C++ source of this package once per machine, into the user's cache folder, and loads it with ctypes."""
+"""Compiles a plugin's C++ source once per machine, into the user's cache folder, and loads it with ctypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 120
 
 
 def load(source: Path, cache: Path | None = None) -> ctypes.CDLL:
-    """The compiled library of `source`; a few seconds the first time, milliseconds after. Called once per process.
+    """The compiled library of `source`; a few seconds the first time, milliseconds after. Called when engines start.
 
     Raises PluginError saying what is missing. Loading torch first lets both share torch's OpenMP runtime.
     """

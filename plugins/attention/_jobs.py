@@ -1,0 +1,159 @@
+"""A step's attention as arrays of jobs for a compiled kernel: made once for all layers alike, no Python per token."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from phloem.batch import Batch, IntArray
+
+from ._sharing import Shared, find_shared, shareable
+
+ROWS = 120  # of a job's matrices: enough to make good use of the K and V that it packs, few enough for the cache
+Int = npt.NDArray[np.int64]
+
+
+class Jobs(NamedTuple):
+    """What the kernel works through. T query tokens, S segments; all arrays are int32 but for the masks."""
+
+    queries: IntArray  # [T, 4] first, plain, last, mask: what each query sees of its segment's context, see `sight`
+    masks: npt.NDArray[np.uint8]  # what draft nodes see of each other
+    members: IntArray  # queries by job, as rows of q
+    jobs: IntArray  # [J, 6] begin and end in `members`, segment whose slots are read, low and high entry, part or -1
+    merged: IntArray  # [M] queries whose results come in parts
+    begins: IntArray  # [M + 1] where those of each begin in `parts`
+    parts: IntArray  # in the order of their entries
+
+    @property
+    def most(self) -> int:
+        """Queries of the largest job."""
+        return int((self.jobs[:, 1] - self.jobs[:, 0]).max())
+
+
+class _Tiles(NamedTuple):
+    """Queries [begin, end) of `members` over entries [low, high) of a segment's context; of as many, one each."""
+
+    begin: Int
+    end: Int
+    segment: Int
+    low: Int
+    high: Int
+    cut: npt.NDArray[np.bool_]  # at every span: there would be few jobs
+    partial: npt.NDArray[np.bool_]  # its queries see more than that
+
+
+def make_jobs(batch: Batch, table: IntArray, window: int | None, share: int, span: int) -> Jobs:
+    """The jobs of a step's layers with this slot table [S, max_kv] and window; `share` query heads have one KV head.
+
+    Entries that several segments have in common are jobs of all their queries, cut like those of one segment. `span`
+    entries are the kernel's unit of merging, at whose multiples a range may be cut without a change in any bit.
+    """
+    q, kv = np.array(batch.q_lens), np.array(batch.kv_lens)
+    starts = np.cumsum(q) - q
+    queries, masks = sight(batch, q, kv, starts, window)
+    shared, begins = _shared(table, q, kv, window)
+    most = max(1, ROWS // share)
+    own = _own_tiles(q, starts, queries, begins, most)
+    members, common = _shared_tiles(shared, q, starts, most)
+    tiles = _Tiles(*(np.concatenate(pair) for pair in zip(own, common, strict=True)))
+    jobs = _cut(tiles, span)
+    order = np.argsort((jobs[:, 0] - jobs[:, 1]) * (jobs[:, 4] - jobs[:, 3]), kind="stable")  # the longest first
+    return Jobs(queries, masks, members, jobs[order], *_merging(jobs, members))
+
+
+def sight(batch: Batch, q: Int, kv: Int, starts: Int, window: int | None) -> tuple[IntArray, npt.NDArray[np.uint8]]:
+    """Per query [T, 4]: it sees entries [first, plain), and of [plain, last) those whose byte of the masks is 1.
+
+    The fourth number is where these bytes begin.
+    """
+    last = np.arange(int(q.sum())) + np.repeat(kv - q - starts + 1, q)
+    queries = np.zeros((len(last), 4), dtype=np.int32)
+    queries[:, 0] = 0 if window is None else np.maximum(0, last - window)
+    queries[:, 1] = queries[:, 2] = last
+    masks: list[npt.NDArray[np.bool_]] = []
+    taken = 0
+    for segment, tree in batch.tree_masks.items():
+        nodes = len(tree)
+        committed = int(kv[segment]) - nodes
+        end = int(starts[segment] + q[segment])
+        rows = queries[end - nodes : end]
+        position = committed - 1 + tree.sum(1)
+        if window is not None:
+            tree = tree & (position[:, None] - position < window)
+            rows[:, 0] = np.clip(position - window + 1, 0, committed)
+        rows[:, 1], rows[:, 2] = committed, kv[segment]
+        rows[:, 3] = taken + nodes * np.arange(nodes)
+        masks.append(tree.ravel())
+        taken += nodes * nodes
+    return queries, np.concatenate(masks).view(np.uint8) if masks else np.zeros(0, dtype=np.uint8)
+
+
+def _shared(table: IntArray, q: Int, kv: Int, window: int | None) -> tuple[list[Shared], Int]:
+    """What segments have in common, and where the rest of each begins. With a window nothing is: little is read."""
+    if window is not None:
+        return [], np.zeros(len(q), dtype=np.int64)
+    shared, begins = find_shared(table, shareable((kv - q).tolist(), q.tolist()))
+    return shared, np.array(begins)
+
+
+def _own_tiles(q: Int, starts: Int, queries: IntArray, begins: Int, most: int) -> _Tiles:
+    """Of each segment, over what it does not share, tiles of nearly equal numbers of queries, at most `most`."""
+    tiles = -(-q // most)
+    segment = np.repeat(np.arange(len(q)), tiles)
+    count, index = tiles[segment], _within(tiles)
+    begin = starts[segment] + index * q[segment] // count
+    end = starts[segment] + (index + 1) * q[segment] // count
+    low = np.maximum(begins[segment], np.minimum.reduceat(queries[:, 0], begin))
+    high = np.maximum.reduceat(queries[:, 2], begin).astype(np.int64)
+    return _Tiles(begin, end, segment, low, high, count == 1, begins[segment] > 0)
+
+
+def _shared_tiles(shared: list[Shared], q: Int, starts: Int, most: int) -> tuple[IntArray, _Tiles]:
+    """`members`, every query once and then those of each shared range, and the ranges' tiles."""
+    members = [np.arange(int(q.sum()))]
+    made: list[tuple[int, int, int, int, int, bool, bool]] = []
+    taken = len(members[0])
+    for group, low, high in shared:
+        rows = np.concatenate([np.arange(starts[m], starts[m] + q[m]) for m in group])
+        tiles = -(-len(rows) // most)
+        bounds = [taken + len(rows) * i // tiles for i in range(tiles + 1)]
+        made += [(a, b, group[0], low, high, tiles == 1, True) for a, b in pairwise(bounds)]
+        members.append(rows)
+        taken += len(rows)
+    columns: Any = zip(*made, strict=True) if made else [()] * 7
+    kinds = [np.int64] * 5 + [np.bool_] * 2
+    arrays: list[Any] = [np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)]
+    return np.concatenate(members).astype(np.int32), _Tiles(*arrays)
+
+
+def _cut(tiles: _Tiles, span: int) -> IntArray:
+    """Jobs [J, 6] of the tiles; those that give parts of a result have them numbered in this order."""
+    spans = np.where(tiles.cut, (tiles.high - 1) // span - tiles.low // span + 1, 1)
+    of, index = np.repeat(np.arange(len(spans)), spans), _within(spans)
+    first = tiles.low[of] // span + index
+    low = np.where(index == 0, tiles.low[of], first * span)
+    high = np.where(index == spans[of] - 1, tiles.high[of], (first + 1) * span)
+    sizes = (tiles.end - tiles.begin)[of] * (tiles.partial | (spans > 1))[of]
+    part = np.where(sizes > 0, np.cumsum(sizes) - sizes, -1)
+    columns = (tiles.begin[of], tiles.end[of], tiles.segment[of], low, high, part)
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def _merging(jobs: IntArray, members: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Queries that have parts, and these in the order of their entries, as `Jobs` describes them."""
+    jobs = jobs[jobs[:, 5] >= 0].astype(np.int64)
+    sizes = jobs[:, 1] - jobs[:, 0]
+    rows = members[np.repeat(jobs[:, 0] - jobs[:, 5], sizes) + np.arange(int(sizes.sum()))]
+    parts = np.lexsort((np.repeat(jobs[:, 3], sizes), rows))
+    merged, begins = np.unique(rows[parts], return_index=True)
+    begins = np.append(begins, len(parts))
+    return merged.astype(np.int32), begins.astype(np.int32), parts.astype(np.int32)
+
+
+def _within(counts: Int) -> Int:
+    """0, 1, ... up to each count, one after the other."""
+    made: Int = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return made

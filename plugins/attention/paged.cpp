@@ -1,0 +1,459 @@
+// Ragged attention over paged K and V, read where they lie: a slot's row is found through the slot table.
+//
+// A job is a few queries over a range of context entries that all of them may see. Its queries, those of all heads that
+// share a KV head, are the rows of two small matrix products per block of entries: scores = q . k^T and out = weights . v,
+// with the tile of the packed product (sums stay in registers). K is turned on the way in, so that entries are lanes.
+//
+// Softmax is that of flash attention (Dao et al. 2022), with one difference: a block's weights are relative to the
+// block's own highest score, and results are merged afterwards, blocks within a span and then spans, both cut at fixed
+// places of the context. So a query's result is the same to the bit whatever other queries, jobs and threads there are;
+// a job of several spans merges them itself, several jobs leave parts that are merged at the end. Only where a shared
+// range ends does the company of a query show, in the last bit: there a block is cut in two.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include <omp.h>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 12;  // 24 sums, 2 of the panel: of 32 registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8, ROWS = 6;  // 12 sums, 2 of the panel, 1 broadcast: of 16 registers
+#else
+constexpr int LANES = 4, ROWS = 8;  // NEON, SSE
+#endif
+constexpr int PANEL = 2 * LANES;
+constexpr int BLOCK = 128;      // entries that are scored at a time: K and V of one head stay in the cache
+constexpr int SPAN = 4 * BLOCK;  // entries of one part
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef int32_t ints __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef uint32_t bits __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef uint16_t narrow __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2), may_alias));
+
+struct Query {      // which entries of its context a query sees
+    int32_t first;  // all of [first, plain)
+    int32_t plain;  // and those of [plain, last) whose byte in the masks is not 0
+    int32_t last;
+    int32_t mask;  // where its bytes begin
+};
+
+struct Job {
+    int32_t begin, end;  // of its queries in `members`
+    int32_t segment;     // whose row of the table holds the slots
+    int32_t low, high;   // entries
+    int32_t part;        // where its queries' parts lie; -1: the result is whole
+};
+
+struct Plan {  // of all layers that have the state group, window and widths in common
+    const int32_t* table;  // [segments, width] slots
+    int64_t width;
+    const int64_t* slots;  // [tokens] that receive k and v
+    int64_t tokens;
+    const Job* jobs;
+    int64_t jobs_count;
+    const int32_t* members;  // queries of the jobs, as rows of q
+    const Query* queries;    // [tokens]
+    const uint8_t* masks;
+    const int32_t* merged;  // queries whose results are merged from parts,
+    const int32_t* begins;  // [merged_count + 1] where those of each begin in
+    const int32_t* parts;   // parts in the order of their entries
+    int64_t merged_count;
+    int64_t heads, kv_heads, k_dim, v_dim, kind;
+    float* states;   // of the parts, [parts, heads, state]
+    float* scratch;  // [threads, scratch_each]
+    int64_t scratch_each, threads;
+    int64_t rows;  // of the largest job, heads that share a KV head counted
+};
+
+struct Layer {
+    const float* q;
+    int64_t q_step;  // from row to row
+    char *keys, *values;
+    float* out;
+    float scale, cap;  // cap 0: none
+};
+
+static int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// A state is a row's sum of weighted values [up(v_dim, PANEL)], its highest score, and its sum of weights; whole vectors.
+static int64_t state_floats(int64_t v_dim) { return up(v_dim, PANEL) + LANES; }
+
+struct Scratch {
+    float *queries, *keys, *values, *scores, *sums, *span, *whole;
+
+    Scratch(float* at, int64_t rows, int64_t k_dim, int64_t v_dim) {
+        queries = at;                                      // [rows / ROWS][k_dim][ROWS]
+        keys = queries + up(up(rows, ROWS) * k_dim, LANES);  // [BLOCK / PANEL][k_dim][PANEL]
+        values = keys + BLOCK * k_dim;                     // [BLOCK][up(v_dim, PANEL)]
+        scores = values + BLOCK * up(v_dim, PANEL);        // [ROWS][BLOCK]
+        sums = scores + ROWS * BLOCK;                      // [ROWS][up(v_dim, PANEL)]
+        span = sums + ROWS * up(v_dim, PANEL);             // [rows] states
+        whole = span + rows * state_floats(v_dim);         // [rows] states
+    }
+
+    static int64_t floats(int64_t rows, int64_t k_dim, int64_t v_dim) {
+        const int64_t width = up(v_dim, PANEL);
+        return up(up(rows, ROWS) * k_dim, LANES) + BLOCK * (k_dim + width) + ROWS * (BLOCK + width) +
+               2 * rows * state_floats(v_dim);
+    }
+};
+
+// --- what is stored, as float32
+
+struct Float32 {
+    typedef float type;
+    static vec load(const float* p) { return *(const vec*)p; }
+};
+struct BFloat16 {
+    typedef uint16_t type;
+    static vec load(const uint16_t* p) { return (vec)(__builtin_convertvector(*(const narrow*)p, bits) << 16); }
+};
+struct Float16 {
+    typedef uint16_t type;
+    static vec load(const uint16_t* p) {
+        const bits x = __builtin_convertvector(*(const narrow*)p, bits);
+        const vec size = (vec)((x & 0x7fff) << 13) * 0x1p112f;                // subnormals included
+        const bits special = (bits)((x & 0x7c00) == 0x7c00) & 0x7f800000u;  // infinities, not a number
+        return (vec)((bits)size | special | (x & 0x8000) << 16);
+    }
+};
+
+template <typename S>
+static vec load(const typename S::type* p, int64_t count) {  // never reads past what is there
+    if (count >= LANES) return S::load(p);
+    typename S::type some[LANES] = {};
+    memcpy(some, p, count * sizeof(*p));
+    return S::load(some);
+}
+
+static void fetch(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
+}
+
+// Rows i and i + W exchange the lanes whose numbers differ in bit W; with all W this transposes.
+template <int W, int... I>
+static inline __attribute__((always_inline)) void exchange(vec* r, std::integer_sequence<int, I...> lanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        if (i & W) continue;
+        const vec a = r[i], b = r[i + W];
+#if defined(__clang__)
+        r[i] = __builtin_shufflevector(a, b, ((I & W) ? LANES + I - W : I)...);
+        r[i + W] = __builtin_shufflevector(a, b, ((I & W) ? LANES + I : I + W)...);
+#else
+        r[i] = __builtin_shuffle(a, b, ints{((I & W) ? LANES + I - W : I)...});
+        r[i + W] = __builtin_shuffle(a, b, ints{((I & W) ? LANES + I : I + W)...});
+#endif
+    }
+    if constexpr (W > 1) exchange<W / 2>(r, lanes);
+}
+
+// LANES entries' K from element d on, those and no more that are there, to [dim][PANEL].
+template <typename S, bool WHOLE>
+static void turn(const typename S::type* keys, int64_t step, const int32_t* slots, int64_t count, int64_t d,
+                 int64_t dim, float* out) {
+    vec rows[LANES];
+#pragma GCC unroll 16
+    for (int j = 0; j < LANES; j++)
+        if constexpr (WHOLE)
+            rows[j] = S::load(keys + slots[j] * step + d);
+        else
+            rows[j] = j < count ? load<S>(keys + slots[j] * step + d, dim - d) : vec{};
+    exchange<LANES / 2>(rows, std::make_integer_sequence<int, LANES>());
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++)
+        if (WHOLE || d + l < dim) *(vec*)(out + (d + l) * PANEL) = rows[l];
+}
+
+// K of `count` entries, turned: [panel][dim][PANEL]. Meanwhile their V is on its way.
+template <typename S>
+static void pack_keys(const typename S::type* keys, int64_t step, const int32_t* slots, int64_t count, int64_t dim,
+                      float* out, const char* values, int64_t value_step, int64_t value_bytes) {
+    for (int64_t at = 0; at < up(count, PANEL); at += LANES) {
+        float* panel = out + at / PANEL * PANEL * dim + at % PANEL;
+        for (int64_t j = at; j < std::min<int64_t>(at + LANES, count); j++)
+            fetch(values + slots[j] * value_step, value_bytes);
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const bool whole = at + LANES <= count && d + LANES <= dim;
+            (whole ? turn<S, true> : turn<S, false>)(keys, step, slots + at, count - at, d, dim, panel);
+        }
+    }
+}
+
+// V of `count` entries, [count][up(dim, PANEL)]. Meanwhile K of the next block is on its way.
+template <typename S>
+static void pack_values(const typename S::type* values, int64_t step, const int32_t* slots, int64_t count, int64_t dim,
+                        float* out, const char* keys, int64_t key_step, int64_t key_bytes, int64_t next) {
+    for (int64_t j = 0; j < count; j++) {
+        if (j < next) fetch(keys + slots[count + j] * key_step, key_bytes);
+        for (int64_t d = 0; d < up(dim, PANEL); d += LANES, out += LANES)
+            *(vec*)out = d < dim ? load<S>(values + slots[j] * step + d, dim - d) : vec{};
+    }
+}
+
+// --- arithmetic
+
+// c [R][PANEL] = a . b over k: a's elements lie A_ROW apart from row to row and A_STEP along k, b's rows ldb.
+template <int R, int A_ROW, int A_STEP>
+static void product(const float* a, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc) {
+    vec low[R] = {}, high[R] = {};
+    for (int64_t i = 0; i < k; i++, a += A_STEP, b += ldb) {
+        const vec first = *(const vec*)b, second = *(const vec*)(b + LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const float s = a[r * A_ROW];
+            low[r] += first * s;
+            high[r] += second * s;
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+        *(vec*)(c + r * ldc) = low[r];
+        *(vec*)(c + r * ldc + LANES) = high[r];
+    }
+}
+
+using Product = void (*)(const float*, const float*, int64_t, int64_t, float*, int64_t);
+template <int A_ROW, int A_STEP, int... R>
+static Product pick(int64_t rows, std::integer_sequence<int, R...>) {
+    static constexpr Product every[] = {product<R + 1, A_ROW, A_STEP>...};
+    return every[rows - 1];
+}
+
+static vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
+
+// e^x for x <= 0, after Cephes' expf; 0 where float32 has no normal number for it.
+static vec exponential(vec x) {
+    const vec magic = vec{} + 0x1.8p23f;  // added, it leaves the nearest integer in the low bits
+    const vec shifted = x * 1.44269504088896341f + magic, n = shifted - magic;
+    const vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = vec{} + 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const vec power = (vec)(((bits)shifted - (bits)magic + 127u) << 23);
+    return choose((ints)(x < -87.0f), vec{}, p * power);  // keeps what is not a number
+}
+
+// After Cephes' tanhf.
+static vec tangent(vec x) {
+    const vec size = choose((ints)(x < 0.0f), -x, x), z = x * x;
+    const vec e = exponential(size * -2.0f), far = (1.0f - e) / (1.0f + e);
+    vec p = vec{} - 5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    return choose((ints)(size < 0.625f), p * z * x + x, choose((ints)(x < 0.0f), -far, far));
+}
+
+static float highest_of(vec x) {
+    float lanes[LANES];
+    *(vec*)lanes = x;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] = std::max(lanes[i], lanes[i + half]);
+    return lanes[0];
+}
+
+static float sum_of(vec x) {
+    float lanes[LANES];
+    *(vec*)lanes = x;
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+// A row's scores of entries low, low + 1, ... become weights, 0 for those it does not see; `width`, whole panels, is what
+// is read of them. Returns the highest score, minus infinity if it sees none.
+static float weigh(float* scores, int64_t width, int64_t low, int64_t count, const Query& query, const uint8_t* masks,
+                   float cap, float& total) {
+    const float never = -INFINITY;
+    if (cap != 0.0f)
+        for (int64_t i = 0; i < width; i += LANES) *(vec*)(scores + i) = tangent(*(vec*)(scores + i) / cap) * cap;
+    const int64_t from = std::clamp<int64_t>(query.first - low, 0, width);
+    const int64_t to = std::clamp<int64_t>(query.last - low, 0, std::min(count, width));
+    std::fill(scores, scores + from, never);
+    std::fill(scores + to, scores + width, never);
+    for (int64_t i = std::max(from, query.plain - low); i < to; i++)
+        if (!masks[query.mask + low + i - query.plain]) scores[i] = never;
+    vec most = vec{} + never;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec x = *(vec*)(scores + i);
+        most = choose((ints)(x < most), most, x);
+    }
+    const float highest = highest_of(most);
+    vec sum = {};
+    for (int64_t i = 0; i < width; i += LANES) {
+        const vec weight = highest == never ? vec{} : exponential(*(vec*)(scores + i) - highest);
+        *(vec*)(scores + i) = weight;
+        sum += weight;
+    }
+    total = sum_of(sum);
+    return highest;
+}
+
+static void clear(float* states, int64_t rows, int64_t v_dim) {
+    const int64_t each = state_floats(v_dim);
+    std::fill(states, states + rows * each, 0.0f);
+    for (int64_t r = 0; r < rows; r++) states[r * each + up(v_dim, PANEL)] = -INFINITY;
+}
+
+// Of one and the same code wherever it is called from, so that its roundings are the same.
+__attribute__((noinline)) static void merge(float* state, const float* sums, float highest, float total,
+                                            int64_t v_dim) {
+    if (highest == -INFINITY) return;
+    const int64_t width = up(v_dim, PANEL);
+    const float most = std::max(state[width], highest);
+    const float old = std::exp(state[width] - most), fresh = std::exp(highest - most);
+    for (int64_t d = 0; d < width; d += LANES) {
+        const vec before = *(vec*)(state + d) * old;
+        *(vec*)(state + d) = before + *(const vec*)(sums + d) * fresh;
+    }
+    state[width] = most;
+    state[width + 1] = state[width + 1] * old + total * fresh;
+}
+
+__attribute__((noinline)) static void finish(const float* state, float* out, int64_t v_dim) {
+    const float total = state[up(v_dim, PANEL) + 1];
+    for (int64_t d = 0; d < v_dim; d++) out[d] = state[d] / total;
+}
+
+// --- jobs
+
+struct Task {
+    const Plan& plan;
+    const Layer& layer;
+    const Job& job;
+    int64_t kv_head;
+    Scratch scratch;
+
+    int64_t share() const { return plan.heads / plan.kv_heads; }
+    int64_t rows() const { return (job.end - job.begin) * share(); }
+    int64_t row_of(int64_t i) const { return plan.members[job.begin + i / share()]; }
+    int64_t head_of(int64_t i) const { return kv_head * share() + i % share(); }
+};
+
+static void pack_queries(const Task& t) {
+    const int64_t dim = t.plan.k_dim;
+    for (int64_t i = 0; i < t.rows(); i++) {
+        const float* q = t.layer.q + t.row_of(i) * t.layer.q_step + t.head_of(i) * dim;
+        float* out = t.scratch.queries + i / ROWS * ROWS * dim + i % ROWS;
+        for (int64_t d = 0; d < dim; d++) out[d * ROWS] = q[d] * t.layer.scale;
+    }
+}
+
+// All rows of a job over entries [low, high), at most BLOCK, into the states of the span.
+template <typename S>
+static void attend_block(const Task& t, int64_t low, int64_t high) {
+    const Plan& p = t.plan;
+    const int64_t count = high - low, width = up(p.v_dim, PANEL), each = state_floats(p.v_dim);
+    const int64_t key_step = p.kv_heads * p.k_dim, value_step = p.kv_heads * p.v_dim;
+    const int32_t* slots = p.table + t.job.segment * p.width + low;
+    const auto* keys = (const typename S::type*)t.layer.keys + t.kv_head * p.k_dim;
+    const auto* values = (const typename S::type*)t.layer.values + t.kv_head * p.v_dim;
+    const int64_t size = sizeof(*keys), next = std::min<int64_t>(t.job.high - high, BLOCK);
+    pack_keys<S>(keys, key_step, slots, count, p.k_dim, t.scratch.keys, (const char*)values, value_step * size,
+                 p.v_dim * size);
+    pack_values<S>(values, value_step, slots, count, p.v_dim, t.scratch.values, (const char*)keys, key_step * size,
+                   p.k_dim * size, next);
+    for (int64_t at = 0; at < t.rows(); at += ROWS) {
+        const int64_t rows = std::min<int64_t>(ROWS, t.rows() - at);
+        int64_t reach = 0;  // entries of the block that any of these rows sees
+        for (int64_t r = 0; r < rows; r++)
+            reach = std::max<int64_t>(reach, std::min<int64_t>(p.queries[t.row_of(at + r)].last, high) - low);
+        if (reach <= 0) continue;
+        const auto sequence = std::make_integer_sequence<int, ROWS>();
+        const Product score = pick<1, ROWS>(rows, sequence), gather = pick<BLOCK, 1>(rows, sequence);
+        float* scores = t.scratch.scores;
+        for (int64_t j = 0; j < reach; j += PANEL)
+            score(t.scratch.queries + at * p.k_dim, t.scratch.keys + j * p.k_dim, PANEL, p.k_dim, scores + j, BLOCK);
+        float highest[ROWS], total[ROWS];
+        for (int64_t r = 0; r < rows; r++)
+            highest[r] = weigh(scores + r * BLOCK, up(reach, PANEL), low, count, p.queries[t.row_of(at + r)], p.masks,
+                               t.layer.cap, total[r]);
+        for (int64_t d = 0; d < width; d += PANEL)
+            gather(scores, t.scratch.values + d, width, reach, t.scratch.sums + d, width);
+        for (int64_t r = 0; r < rows; r++)
+            merge(t.scratch.span + (at + r) * each, t.scratch.sums + r * width, highest[r], total[r], p.v_dim);
+    }
+}
+
+template <typename S>
+static void attend(const Task& t) {
+    const Plan& p = t.plan;
+    const int64_t width = up(p.v_dim, PANEL), each = state_floats(p.v_dim), rows = t.rows();
+    pack_queries(t);
+    clear(t.scratch.whole, rows, p.v_dim);
+    for (int64_t low = t.job.low; low < t.job.high;) {
+        const int64_t end = std::min<int64_t>(t.job.high, (low / SPAN + 1) * SPAN);
+        clear(t.scratch.span, rows, p.v_dim);
+        while (low < end) {
+            const int64_t high = std::min<int64_t>(end, (low / BLOCK + 1) * BLOCK);
+            attend_block<S>(t, low, high);
+            low = high;
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            const float* span = t.scratch.span + i * each;
+            merge(t.scratch.whole + i * each, span, span[width], span[width + 1], p.v_dim);
+        }
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        const float* whole = t.scratch.whole + i * each;
+        if (t.job.part < 0)
+            finish(whole, t.layer.out + (t.row_of(i) * p.heads + t.head_of(i)) * p.v_dim, p.v_dim);
+        else
+            std::copy(whole, whole + each, p.states + ((t.job.part + i / t.share()) * p.heads + t.head_of(i)) * each);
+    }
+}
+
+static void merge_parts(const Plan& p, const Layer& layer, int64_t i, int64_t head, float* state) {
+    const int64_t width = up(p.v_dim, PANEL), each = state_floats(p.v_dim);
+    clear(state, 1, p.v_dim);
+    for (int64_t at = p.begins[i]; at < p.begins[i + 1]; at++) {
+        const float* part = p.states + (p.parts[at] * p.heads + head) * each;
+        merge(state, part, part[width], part[width + 1], p.v_dim);
+    }
+    finish(state, layer.out + (p.merged[i] * p.heads + head) * p.v_dim, p.v_dim);
+}
+
+extern "C" {
+
+int64_t phloem_span() { return SPAN; }
+
+int64_t phloem_state_floats(int64_t v_dim) { return state_floats(v_dim); }
+
+int64_t phloem_scratch_floats(int64_t rows, int64_t k_dim, int64_t v_dim) {
+    return up(Scratch::floats(rows, k_dim, v_dim), 16);
+}
+
+// One layer: k and v, rows `k_step` and `v_step` bytes apart and stored as they are, go to their slots, then all attend.
+void phloem_attend(const Plan* plan, const float* q, int64_t q_step, const char* k, int64_t k_step, const char* v,
+                   int64_t v_step, char* keys, char* values, float* out, float scale, float cap) {
+    const Plan& p = *plan;
+    const Layer layer{q, q_step, keys, values, out, scale, cap};
+    const int64_t size = p.kind == 0 ? 4 : 2, key_bytes = p.kv_heads * p.k_dim * size;
+    const int64_t value_bytes = p.kv_heads * p.v_dim * size;
+#pragma omp parallel num_threads(p.threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < p.tokens; i++) {
+            memcpy(keys + p.slots[i] * key_bytes, k + i * k_step, key_bytes);
+            memcpy(values + p.slots[i] * value_bytes, v + i * v_step, value_bytes);
+        }
+        const Scratch scratch(p.scratch + omp_get_thread_num() * p.scratch_each, p.rows, p.k_dim, p.v_dim);
+        const auto run = p.kind == 0 ? attend<Float32> : p.kind == 1 ? attend<BFloat16> : attend<Float16>;
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < p.jobs_count * p.kv_heads; i++)
+            run(Task{p, layer, p.jobs[i / p.kv_heads], i % p.kv_heads, scratch});
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < p.merged_count * p.heads; i++)
+            merge_parts(p, layer, i / p.heads, i % p.heads, scratch.whole);
+    }
+}
+}
