@@ -78,7 +78,7 @@ def run_combination(
         "engine": {"overlap": overlap, "draft_size": size},
         "spec": spec_of(heads, arch, kind, breadth=breadth),
     }
-    if host and cache in ("radix", "swa"):
+    if host and cache != "chunk":
         sections["cache"]["host"] = {"size": "8MiB"}
     with engine(folder, **sections) as running:
         for _ in range(2):

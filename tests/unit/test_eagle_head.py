@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from eagle1_reference import ReferenceEagle1
 from eagle_heads import config_of, make_head, read_head, tensors_of, write_head
 from eagle_reference import Past, ReferenceEagle3
 from equivalence.harness import TOYS, engine, greedy, prompts, tiny_reference
@@ -73,33 +74,41 @@ def compare(running: Engine, head: Path, spied: Spied, most: int = 60) -> None:
         torch.testing.assert_close(row, walk(text, path).logits, atol=1e-4, rtol=1e-4)
 
 
-# cache, page size, chunk, breadth, requests, overlap
+# architecture, cache, page size, chunk, breadth, requests, overlap, pool
 ROWS = [
-    ("radix", 1, 512, 1, 1, "off"),
-    ("radix", 1, 5, 3, 4, "off"),
-    ("radix", 4, 512, 3, 4, "on"),
-    ("chunk", 4, 7, 2, 3, "off"),
+    ("llama", "radix", 1, 512, 1, 1, "off", 4096),
+    ("llama", "radix", 1, 5, 3, 4, "off", 4096),
+    ("llama", "radix", 4, 512, 3, 4, "on", 4096),
+    ("llama", "radix", 1, 16, 2, 6, "off", 200),
+    ("llama", "chunk", 4, 7, 2, 3, "off", 4096),
+    ("gemma3", "swa", 4, 512, 2, 3, "off", 4096),
+    ("lfm2", "hybrid", 4, 16, 2, 3, "off", 4096),
+    ("mamba2", "hybrid", 1, 512, 1, 2, "off", 4096),
 ]
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_logits_are_the_reference_s(tiny_model: Tiny, tmp_path: Path, spied: Spied, row: tuple[Any, ...]) -> None:
-    """Cold, then with the prefix cached; chains and trees; chunked prompts; several requests."""
-    cache, page, chunk, breadth, requests, overlap = row
-    folder = tiny_model("llama")
+    """Cold, then with the prefix cached; chains and trees; chunked prompts; several requests; after retraction."""
+    arch, cache, page, chunk, breadth, requests, overlap, pool = row
+    folder, count = tiny_model(arch), 6 if pool == 4096 else 30
     head = make_head(tmp_path / "head", folder)
     spec = [{"use": "eagle3", "model": str(head), "breadth": breadth, "max_tokens": 3}]
-    sections: dict[str, Any] = {"cache": {"use": cache, "page_size": page}, "schedule": {"chunk": chunk}}
+    sections: dict[str, Any] = {
+        "cache": {"use": cache, "page_size": page, "tokens": pool},
+        "schedule": {"chunk": chunk},
+    }
     with engine(folder, spec=spec, engine={"overlap": overlap}, **sections) as running:
         asked = prompts(requests, low=8, high=30)
         for _ in range(2):
-            results = running.generate(asked, greedy(6))
+            results = running.generate(asked, greedy(count))
             compare(running, head, spied)
             spied.asked.clear()
-        assert (results[-1].usage.cached_tokens > 0) == (cache == "radix")
+        assert (max(result.usage.cached_tokens for result in results) > 0) == (cache != "chunk")
         stats = running.stats()
         assert stats["drafter_failures"] == {}
         assert stats["draft_tokens"] > 0
+        assert (stats["retractions"] > 0) == (pool < 4096)
 
 
 @pytest.mark.parametrize("page", [1, 4])
@@ -135,6 +144,27 @@ def test_variants(tiny_model: Tiny, tmp_path: Path, spied: Spied, changes: dict[
     with engine(folder, spec=[{"use": "eagle", "model": str(head), "breadth": 2, "max_tokens": 3}]) as running:
         running.generate(prompts(2), greedy(6))
         compare(running, head, spied)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_first_eagle(tiny_model: Tiny, tmp_path: Path, spied: Spied, normed: bool) -> None:
+    """Cold and cached: the target's last states, its own head, and no norm before attention unless one is there."""
+    folder = tiny_model("llama")
+    config = config_of(folder, algorithm="eagle")
+    tensors = tensors_of(config, spread=0.05)  # logits of a size at which 1e-4 means something
+    if normed:
+        tensors["midlayer.input_layernorm.weight"] = torch.linspace(0.5, 1.5, config["hidden_size"])
+    head = write_head(tmp_path / "head", config, tensors)
+    with engine(folder, spec=[{"use": "eagle", "model": str(head), "breadth": 2, "max_tokens": 3}]) as running:
+        model = running.core.parts.executor.model
+        embed, unembed = model.embed(torch.arange(512)), model.logits(torch.eye(config["hidden_size"])).T
+        reference = ReferenceEagle1(config, tensors, embed, unembed)
+        for _ in range(2):
+            running.generate(prompts(2, low=8, high=20), greedy(6))
+            for text, path, row in [*spied.asked[:8], *spied.asked[-8:]]:
+                states = features_of(running, text, [3])
+                torch.testing.assert_close(row, reference.logits([*text], states, [*path]), atol=1e-4, rtol=1e-4)
+            spied.asked.clear()
 
 
 def test_a_leader_s_chain_is_followed(tiny_model: Tiny, tmp_path: Path, spied: Spied) -> None:
