@@ -12,6 +12,7 @@ from typing import Any
 
 from phloem.errors import ConfigError
 
+from ._arguments import natural, positive, positives
 from ._machine import describe
 from ._table import table as tabulate
 from ._target import add_target, open_engine
@@ -36,25 +37,6 @@ COLUMNS = (
     ("itl_p99_ms", "p99 ms", "{:.1f}"),
 )
 COMPARED = ("output_tok_s", "requests_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
-
-
-def positive(text: str) -> int:
-    """An integer above zero."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    """An integer, zero allowed."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
-    return int(text)
-
-
-def positives(text: str) -> list[int]:
-    """A comma-separated list of integers above zero."""
-    return [positive(part) for part in text.split(",")]
 
 
 class Bench:

@@ -25,6 +25,9 @@ _HELP = {
         "chat": "talk to a model in the terminal",
         "bench": "measure an engine on the workloads of the documentation",
     },
+    "Train": {
+        "train-drafter": "a head that drafts for a model, from texts that the model writes itself",
+    },
     "Inspect": {
         "plugins": "list, show, check and create plugins",
         "config": "show, check and describe configurations",
@@ -92,6 +95,6 @@ def _help(registry: Registry) -> str:
     lines = ["usage: phloem COMMAND [...]", "", "Serves language models; every contested decision is a plugin."]
     for title, group in {**groups, "From other distributions": others}.items():
         if group:
-            lines += ["", f"{title}:"] + [f"  {name:<9} {text}" for name, text in group.items()]
+            lines += ["", f"{title}:"] + [f"  {name:<13} {text}" for name, text in group.items()]
     lines += ["", "phloem COMMAND --help shows its arguments; --debug, debug messages and tracebacks; --version."]
     return "\n".join(lines)

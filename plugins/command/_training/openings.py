@@ -1,0 +1,25 @@
+"""How users begin. The target goes on from these, so that what it asks itself is spread over what people ask for."""
+
+OPENINGS = (
+    "Write a", "Write an email", "Write a short story about", "Write a Python function", "Write a SQL query",
+    "Write a poem", "Write a product description", "Write a letter", "Write a blog post", "Write a recipe for",
+    "Explain", "Explain how", "Explain the difference between", "Explain in simple words", "Describe", "Define",
+    "What is", "What are the", "What does", "What should I", "What happens when", "What's the best way to",
+    "Why do", "Why is", "How do I", "How does", "How can I", "How many", "Who was", "When did", "Where is", "Which",
+    "Can you", "Could you please", "I want to", "I need help with", "I have a", "I am", "I'm trying to", "Please",
+    "Give me a list of", "Give me three", "Give me an example of", "List the", "Name five", "Suggest", "Recommend",
+    "Plan a", "Create a", "Create a table", "Design a", "Compare", "Compute", "Calculate", "Solve", "Prove that",
+    "Summarize", "Summarize the following text:\n\n", "Summarize this article in two sentences:\n\n",
+    "Rewrite", "Rewrite the following sentence", "Rephrase", "Make this more concise:\n\n", "Make it more formal:\n\n",
+    "Proofread", "Correct the grammar", "Translate", "Translate to French:", "Classify", "Is this", "Does",
+    "Read the following passage and answer the question.\n\n", "Based on the following text,", "Extract",
+    "Extract the names and dates from this text:\n\n", "Quote", "Find the", "Sort", "Convert", "Format",
+    "Convert this to JSON:\n\n", "Return a JSON object with", "Here is a JSON", "Parse",
+    "Fix the bug in this code:\n\n```python\n", "Add comments to this code:\n\n```python\n",
+    "Rename the variable in this function:\n\n```python\ndef ", "Refactor this code:\n\n```python\n",
+    "What does this code do?\n\n```python\n", "Implement", "Implement a class", "```python\n", "Debug",
+    "Write unit tests for", "In JavaScript,", "In C++,", "Using HTML", "Write a bash script", "Show me how to",
+    "Tell me", "Tell me about", "Tell me a joke", "Imagine", "Pretend", "You are", "Act as", "Let's", "Hi", "Hello",
+    "My", "My friend", "The", "There is", "If", "Suppose", "A train", "In the year", "Should I", "Do you", "Are",
+    "Thanks", "Brainstorm", "Outline", "Discuss", "Analyze", "Argue", "Review", "Continue the story:", "Complete",
+)  # fmt: skip
