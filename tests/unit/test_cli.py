@@ -93,7 +93,7 @@ def test_third_party_commands_are_listed_and_run(tmp_path: Path) -> None:
     commands = {"hello": "cli_hello:hello", "broken": "no_such_module_xyz:x"}
     distribution(tmp_path, "phloem-hello", {"phloem.commands": commands})
     env = {"PYTHONPATH": str(tmp_path), "PATH": ""}
-    assert "From other distributions:\n  broken    from phloem-hello\n  hello " in phloem("--help", env=env).stdout
+    assert "From other distributions:\n  broken        from phloem-hello\n  hello " in phloem("--help", env=env).stdout
     done = phloem("hello", "--to", "you", env=env)
     assert (done.stdout, done.returncode) == ("hello you\n", 3)
     broken = phloem("broken", env=env)
