@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ class Checkpoint:
             whole.update(name.encode())
             whole.update(self.tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return whole.hexdigest()
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+        """The same in another dtype, on a device."""
+        return replace(self, tensors={name: tensor.to(device, dtype) for name, tensor in self.tensors.items()})
 
 
 def read_checkpoint(folder: Path, model: ModelSpec) -> Checkpoint:

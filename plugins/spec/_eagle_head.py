@@ -27,11 +27,10 @@ class Head:
     """All in the model's dtype. T tokens, h the hidden size; a feature is [h], whichever the algorithm."""
 
     def __init__(self, checkpoint: Checkpoint, model: Model, device: torch.device) -> None:
-        """Matrices are multiplied by the model's own kernel."""
+        """`checkpoint` is in the model's dtype on its device. Matrices are multiplied by the model's own kernel."""
         self.shape = shape = checkpoint.shape
         self.fused = shape.algorithm == "eagle3"
-        dtype, lends = getattr(torch, model.spec.dtype), cast(LendsParts, model)
-        own = {name: tensor.to(device, dtype) for name, tensor in checkpoint.tensors.items()}
+        lends, own = cast(LendsParts, model), checkpoint.tensors
         self._norms = {name: tensor for name, tensor in own.items() if name.endswith("norm.weight")}
 
         def product(*names: str) -> Product:
@@ -52,7 +51,7 @@ class Head:
         embedding = own.get("embed_tokens.weight")
         self._embed: Product = lends.embed if embedding is None else lambda tokens: F.embedding(tokens, embedding)
         self._frequencies = shape.inverse_frequencies().to(device)
-        self._dtype = dtype
+        self._dtype = own["fc.weight"].dtype
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """What is kept of tokens: states [T, layers, h] -> [T, h]."""

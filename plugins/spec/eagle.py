@@ -56,7 +56,8 @@ class EagleDrafter:
                 raise ModelError(f"{folder}: {error.message}", hint=error.hint) from error
         except ModelError as error:
             raise ModelError(f"spec.{context.name}: model: {error.message}", hint=error.hint) from error
-        self._checkpoint: Checkpoint | None = checkpoint  # until it is attached
+        dtype = getattr(torch, context.model.dtype)  # weights are where they will be before memory is planned
+        self._checkpoint: Checkpoint | None = checkpoint.to(torch.device(context.device), dtype)  # until it is attached
         self._choice = Choice(checkpoint.tokens, context.model)
         self.layers = checkpoint.shape.layers
         self.row_layers = row_layers(checkpoint.shape)

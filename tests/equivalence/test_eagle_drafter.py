@@ -176,6 +176,18 @@ def test_many_kinds_with_heads(tiny_model: Tiny, heads: Heads, kind: tuple[Any, 
     run_kind(tiny_model, heads, *kind)
 
 
+@pytest.mark.parametrize("algorithm", ["eagle3", "eagle"])
+def test_half_precision(tiny_model: Tiny, heads: Heads, algorithm: str) -> None:
+    """What is kept is of the store's dtype, and the head computes in the model's."""
+    with engine(
+        tiny_model("llama"), model={"dtype": "bfloat16"}, spec=spec_of(heads, "llama", algorithm, breadth=2)
+    ) as running:
+        running.generate(prompts(3), greedy(COUNT))
+        stats = running.stats()
+    assert stats["drafter_failures"] == {}
+    assert stats["draft_tokens"] > 0
+
+
 # --- what is kept of tokens goes where their K and V go
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from eagle1_reference import ReferenceEagle1
 from eagle_heads import config_of, make_head, read_head, tensors_of, write_head
 from eagle_reference import Past, ReferenceEagle3
 from equivalence.harness import TOYS, engine, greedy, prompts, tiny_reference
+from equivalence.test_soak import traffic
 
 from phloem import Engine
 from phloem.plugins.spec._eagle_choice import Choice
@@ -272,3 +274,35 @@ def test_the_memory_plan_counts_rows(tiny_model: Tiny, tmp_path: Path) -> None:
             f"{64 * (9 + 16):,} rows x {2 * 2 * 16 * 4 + 64 * 4:,} bytes for drafts of spec.eagle"
             in running.core.parts.memory
         )
+
+
+@pytest.mark.parametrize(("page", "overlap"), [(1, "off"), (4, "on")])
+def test_rows_are_right_after_much_traffic(
+    tiny_model: Tiny, tmp_path: Path, spied: Spied, page: int, overlap: str
+) -> None:
+    """Evictions, preemption, aborts, choices, salts, a host tier: what is found in the cache is what was computed."""
+    folder = tiny_model("llama")
+    head = make_head(tmp_path / "head", folder)
+    with engine(
+        folder,
+        spec=[{"use": "eagle", "model": str(head), "breadth": 2, "max_tokens": 3}],
+        cache={"tokens": 240, "page_size": page, "host": {"size": "1MiB"}},
+        schedule={"use": "priority", "chunk": 16, "max_running": 8},
+        engine={"overlap": overlap},
+    ) as running:
+        clients = [threading.Thread(target=traffic, args=(running, seed, 20)) for seed in range(4)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        stats = running.stats()
+        assert stats["evicted_tokens"] > 0
+        assert stats["drafter_failures"] == {}
+        spied.asked.clear()
+        cached = 0
+        for prompt in prompts(12, seed=3):
+            cached += running.generate(prompt, greedy(4)).usage.cached_tokens
+            compare(running, head, spied, 4)
+            spied.asked.clear()
+        assert cached > 60
+        running.check()
