@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from phloem import Engine, SamplingParams
 
 MIB = 1024**2
+_LEAST = 4096  # tokens of the pool: it must hold a window
 
 
 class Turn(NamedTuple):
@@ -73,7 +75,7 @@ def report(engine: Engine, table: list[Turn]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?", default="gemma3-270m")
@@ -83,8 +85,8 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    tokens = args.turns * (args.user + args.output)
+    args = parser.parse_args(arguments)
+    tokens = max(_LEAST, args.turns * (args.user + args.output))
     with Engine(
         args.model,
         grammar="none",
