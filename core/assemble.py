@@ -262,6 +262,11 @@ def _attention(config: Config, spec: ModelSpec, make: Any) -> Attention:
             if need not in getattr(made, "capabilities", ()):
                 problem = f"attention: {section.use!r} has no {need}, and {why}"
                 raise ConfigError(problem, hint="choose another: `attention: torch`")
+        page, sizes = config.cache.page_size, getattr(made, "page_sizes", ())
+        if sizes and page not in sizes:
+            mark = config.origin(("cache", "page_size"))[1]
+            able = f"attention {section.use!r} takes pages of {' or '.join(map(str, sizes))} tokens"
+            raise ConfigError(f"{mark.place if mark else 'default'}: cache.page_size: {page}, and {able}")
         return made
 
     section = config.attention

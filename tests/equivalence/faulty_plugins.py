@@ -36,9 +36,10 @@ class FailsOnce(TorchAttention):
 
 
 class Plain(TorchAttention):
-    """The reference kernel without windows or trees, by its own word."""
+    """The reference kernel without windows or trees, and for some page sizes only, by its own word."""
 
     capabilities = frozenset({"gqa"})
+    page_sizes = (1, 4)
 
 
 class Slow(TorchAttention):
