@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from phloem.batch import Batch
 from phloem.drafts import Draft
-from phloem.interfaces import DraftContext, PluginContext, Seen
+from phloem.interfaces import DraftContext, PluginContext, Seen, TokenRows
+from phloem.model_spec import LayerSpec
 
 
 class Options(BaseModel):
@@ -121,6 +123,46 @@ class Watches(_Toy):
         for each in seen:
             self.seen.setdefault(each.request.id, []).append((each.start, each.states.clone()))
             self.texts[each.request.id] = each.request.tokens.tolist()
+
+
+class Remembers(_Toy):
+    """Keeps each token's id and position at its slot, and looks when it is asked whether they are still there."""
+
+    capabilities: ClassVar[frozenset[str]] = frozenset({"rows", "inline"})
+    requires: ClassVar[frozenset[str]] = frozenset({"model:hidden_states"})
+    layers = (1,)
+    row_layers = (LayerSpec(1, 1, 1),)
+    scratch = 2
+    fingerprint = "ids and positions"
+
+    def attach(self, rows: TokenRows) -> None:
+        """Rows behind the pool are its own."""
+        self.rows, self.looked = rows, 0
+        rows.kv.keys[rows.layer][rows.own.start :] = -1.0
+
+    def keep(self, batch: Batch, states: torch.Tensor) -> None:
+        """Exact in float32."""
+        slots = batch.groups[self.rows.group].out_slots
+        numbers = [each.float()[:, None, None] for each in (batch.tokens, batch.positions)]
+        self.rows.kv.write(self.rows.layer, slots, *numbers)
+        assert states.shape[:2] == (len(slots), 1)
+
+    def propose(self, context: DraftContext, budget: int) -> Draft | None:
+        assert context.slots is not None, "it keeps rows"
+        slots, known = torch.from_numpy(context.slots).long(), len(context.slots)
+        start = max(0, known - (self.rows.window or known) + 1)
+        ids, positions = (
+            store[self.rows.layer][slots, 0, 0].long() for store in (self.rows.kv.keys, self.rows.kv.values)
+        )
+        assert ids[start:].tolist() == list(context.tokens[start:known])
+        assert positions[start:].tolist() == list(range(start, known))
+        assert bool((self.rows.kv.keys[self.rows.layer][self.rows.own.start :] == -1.0).all())
+        self.looked += known > 0
+        truth = self.truth(context, budget)
+        if len(truth) < 2 or budget < 3 or not self.rows.branches:
+            return Draft.chain(truth) if truth else None
+        wrong = (truth[0] + 1) % self.vocab  # so that what is right lies on a branch, and moves at large pages
+        return Draft((wrong, truth[0], truth[1]), (-1, -1, 1))
 
 
 class Beyond(Watches):
