@@ -152,7 +152,9 @@ def main() -> None:
     """Measure, print, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--sizes", default="1000,10000,100000", help="nodes, comma separated; 1000000 takes a minute or two"
+        "--sizes",
+        default="1000,10000,100000,1000000",
+        help="nodes, comma separated; a million take a minute or two and a gigabyte",
     )
     parser.add_argument("--page-size", type=int, default=1, choices=(1, 2, 4, 8, 16))
     parser.add_argument("--seed", type=int, default=0)
