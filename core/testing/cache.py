@@ -261,23 +261,23 @@ class CacheSuite:
                     prefix = (namespace, tokens[: base + at + 1].tobytes())
                     assert rig.canary[group][int(own[at])] == prefix, "a slot that holds something else"
                     whole[group].add(prefix)
-            told.extend(
-                (namespace, tokens[: end + size].tobytes()) for end in range(base, len(tokens) - size + 1, size)
-            )
+            told.extend((namespace, tokens[:end].tobytes()) for end in range(base + size, len(tokens) + 1, size))
+            if states is not None and slots[states][-1] >= 0:
+                before = {(namespace, tokens[:end].tobytes()) for end in range(size, len(tokens) + 1, size)}
+                assert before <= set(told), "a state without what it is the state of"
 
         cast("Spills", rig.cache).spill(taker, size)
         texts = [_text(8 * rig.page_size), _text(3 * rig.page_size) + _text(5 * rig.page_size, first=5)]
         spaces = [Namespace(), Namespace(salt="a")]
-        before = [set(known) for known in rig.known]
         for space in spaces:
             for text in texts:
                 rig.serve(text, space)
-                before = [old | known for old, known in zip(before, rig.known, strict=True)]
+        there = [set(known) for known in rig.known]
         _evict_all(rig)
         ends = range(size, 8 * rig.page_size + 1, size)
         blocks = {(space, text[:end].tobytes()) for space in spaces for text in texts for end in ends}
         assert set(told) == blocks
-        for group, known in enumerate(before):
+        for group, known in enumerate(there):
             assert {prefix for prefix in known if prefix in blocks} <= whole[group], f"group {group} was not told"
             inside = {p for p in known if any(p[0] == space and end.startswith(p[1]) for space, end in blocks)}
             assert group == states or inside <= whole[group], f"group {group} was told in part"

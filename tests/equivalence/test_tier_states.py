@@ -16,7 +16,7 @@ import pytest
 
 from phloem import Engine
 from phloem.request import Namespace
-from phloem.tier_blocks import state_name
+from phloem.tier_blocks import Layout, state_name
 
 from .harness import greedy
 from .tier_rig import (
@@ -125,18 +125,33 @@ def test_few_snapshots(tiny_model: Tiny, arch: str) -> None:
         assert made.stats()["tiers"]["loads"] > 0
 
 
-def test_states_count_as_what_they_are(tiny_model: Tiny) -> None:
-    """In the budget, as entries of their own."""
+def test_states_count_as_what_they_are(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the budget, as entries of their own; and each is copied once."""
     path, prompt = tiny_model("mamba2"), text(9, 300)
-    with tiered(path) as made:
+    with tiered(path, cache={"snapshot_every": 16}) as made:
         run(made, prompt)
         state = sum(each.floats for each in made.core.info.spec.states) * 4
         told = made.stats()["tiers"]["host"]
         assert told["blocks"] == 4 + 1
         assert told["bytes"] == state + 5 * 256
+        monkeypatch.setattr(Layout, "copy_state", None)
+        run(made, [*prompt, 7])
+        assert tier(made, "host", "failures") == 0
 
 
-@pytest.mark.parametrize(("arch", "spec"), [("lfm2", "ngram"), ("mamba2", "draft"), ("lfm2", "draft")])
+def test_a_state_in_use_stays_in_memory(tiny_model: Tiny) -> None:
+    """With the blocks before it: here three of four have a place."""
+    path, prompts = tiny_model("mamba2"), [text(seed, 200) for seed in (21, 22, 23, 24)]
+    state = BLOCK * 500  # a little more than it takes
+    with tiered(path, host=3 * (state + 3 * 600), cache={"tokens": 2048, "snapshot_every": 16}) as made:
+        for number in (0, 1, 0, 2, 3):
+            run(made, prompts[number])
+        assert tier(made, "host", "evicted") > 0
+        empty(made)
+        assert [run(made, prompts[number])[1] for number in (0, 1)] == [192, 0]
+
+
+@pytest.mark.parametrize(("arch", "spec"), [("lfm2", "ngram"), ("mamba2", "draft")])
 def test_drafts_behind_what_was_loaded(tiny_model: Tiny, arch: str, spec: str) -> None:
     """Chains whose states are verified from one that came back; the answer's blocks end between accepted nodes."""
     path, prompt = tiny_model(arch), [*text(10, 100), *text(10, 100)]
@@ -260,8 +275,7 @@ def test_a_retracted_request_goes_on_from_a_state_that_was_loaded(tiny_model: Ti
 SCARCE: dict[str, Any] = {"cache": {"use": "swa", "window_every": 4096}, "schedule": {"max_running": 1, "chunk": 16}}
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "mistral"])
-@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("arch", "page"), [("gemma3", 1), ("mistral", 4)])
 def test_windows_are_written_back_before_they_go(tiny_model: Tiny, arch: str, page: int) -> None:
     """From the middle of a long prompt as well, where several texts part within a block."""
     path = tiny_model(arch)
@@ -284,10 +298,14 @@ def test_windows_of_what_is_hot(tiny_model: Tiny) -> None:
     """The end of a prompt stays whole in the pool until it is found again."""
     path, prompt, once = tiny_model("gemma3"), text(4, 300), text(5, 300)
     sections = {**SCARCE, "schedule": {**SCARCE["schedule"], "max_tokens_per_step": 16}}
+    sections["cache"] = {"use": "swa", "window_every": 128, "tokens": 2 * POOL}
     with tiered(path, host={"size": "64MiB", "write": "hot"}, **sections) as made:
-        for _ in range(2):
-            same(path, prompt, run(made, prompt)[0], "in the pool")
+        run(made, prompt)
         run(made, once)
+        got, cached = run(made, prompt)
+        same(path, prompt, got, "in the pool")
+        assert cached == 299
+        crowd(made)
         crowd(made)
         got, cached = run(made, prompt)
         same(path, prompt, got, "hot")
