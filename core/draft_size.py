@@ -38,14 +38,20 @@ class _Record:
 
 @dataclass(slots=True)
 class _Habit:
-    """How often nodes of each confidence are accepted, over all requests of a drafter; and what asking takes."""
+    """How often nodes of each confidence are accepted, over all greedy requests of a drafter, or over all others."""
 
     tested: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     hits: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     places: float = 0.0  # where the text has come to with proposals there, and how many of these it went on with
     taken: float = 0.0
-    seconds: float = 0.0  # of asking for one request
-    level_s: float = 0.0  # and of that for each level of the draft
+
+
+@dataclass(slots=True)
+class _Price:
+    """What asking a drafter takes, and what comes of it."""
+
+    seconds: float = 0.0  # for one request
+    level_s: float = 0.0  # of that for each level of the draft
     width: int = 1  # most children of a node
 
 
@@ -55,7 +61,8 @@ class Sizer:
     def __init__(self, cost: VerifyCost) -> None:
         self.cost = cost
         self._records: dict[str, dict[str, _Record]] = {}
-        self._habits: dict[str, _Habit] = {}
+        self._habits: dict[tuple[str, bool], _Habit] = {}
+        self._prices: dict[str, _Price] = {}
         self._rests: dict[str, int] = {}  # length of a request's text before which it is not asked ahead
         self._asking = 0.0  # seconds of the step being planned
         self._chosen: list[tuple[Request, Sequence[str], int, float]] = []  # of that step: nodes, and what they bring
@@ -63,7 +70,7 @@ class Sizer:
     def skips(self, request: Request, name: str) -> bool:
         """Whether to leave a drafter out this time: asking it is dear, and has been in vain."""
         record = self._record(request, name)
-        self._learn(name, record, request.tokens)
+        self._learn(self._habit(name, request), record, request.tokens)
         return len(request.tokens) < record.until
 
     def rests(self, request: Request) -> bool:
@@ -72,19 +79,19 @@ class Sizer:
 
     def took(self, name: str, seconds: float, requests: int = 1, drafts: Sequence[Draft] = ()) -> None:
         """What asking a drafter has cost, for so many requests and with these drafts. None of them: no price of any."""
-        habit = self._habit(name)
+        price = self._price(name)
         self._asking += seconds
         if not requests:
             return
         levels = max((max(draft.depths()) for draft in drafts), default=1)
-        habit.width = max((max(Counter(draft.parents).values()) for draft in drafts), default=habit.width)
-        each = min(seconds / requests, 3 * (habit.seconds or seconds))  # a long prompt that it reads is no measure
-        habit.seconds += 0.1 * (each - habit.seconds)
-        habit.level_s += 0.1 * (each / levels - habit.level_s)
+        price.width = max((max(Counter(draft.parents).values()) for draft in drafts), default=price.width)
+        each = min(seconds / requests, 3 * (price.seconds or seconds))  # a long prompt that it reads is no measure
+        price.seconds += 0.1 * (each - price.seconds)
+        price.level_s += 0.1 * (each / levels - price.level_s)
 
     def width(self, name: str) -> int:
         """Most children of a node in a drafter's last drafts."""
-        return self._habit(name).width
+        return self._price(name).width
 
     def pays(self, request: Request, name: str, budget: int, width: int = 1) -> int:
         """How many levels to ask for where each costs the drafter a pass; known before there is a draft to look at.
@@ -92,17 +99,17 @@ class Sizer:
         At most `budget` nodes, of which each level has `width`, which are verified whatever they are. So what is drawn
         by chance has no say in what is verified (design §6).
         """
-        record, habit = self._record(request, name), self._habit(name)
+        record, habit = self._record(request, name), self._habit(name, request)
         usual = (habit.taken + _PRIOR * UNKNOWN) / (habit.places + _PRIOR)
         chance = min(_SURE, usual * (record.hits + 2.0) / (record.tested + 2.0))
         most = -(-budget // width)
-        levels = self.cost.pays([chance**level for level in range(1, most + 1)], habit.level_s, width)
+        levels = self.cost.pays([chance**level for level in range(1, most + 1)], self._price(name).level_s, width)
         record.probes = not levels
         return levels
 
     def judged(self, request: Request, name: str, draft: Draft, chain: Sequence[int]) -> Draft:
         """The proposal with chances in place of the drafter's own confidence."""
-        record, habit = self._record(request, name), self._habit(name)
+        record, habit = self._record(request, name), self._habit(name, request)
         record.length, record.chain, record.draft = len(request.tokens), tuple(chain), draft
         own = (record.hits + 2.0) / (record.tested + 2.0)
         chances = [min(_SURE, _habitual(habit, each) * own) for each in draft.confidence or [UNKNOWN] * len(draft)]
@@ -146,14 +153,17 @@ class Sizer:
     def forget(self, request: Request) -> None:
         """The request has ended."""
         for name, record in self._records.pop(request.id, {}).items():
-            self._learn(name, record, request.tokens)
+            self._learn(self._habit(name, request), record, request.tokens)
         self._rests.pop(request.id, None)
 
     def _record(self, request: Request, name: str) -> _Record:
         return self._records.setdefault(request.id, {}).setdefault(name, _Record())
 
-    def _habit(self, name: str) -> _Habit:
-        return self._habits.setdefault(name, _Habit())
+    def _habit(self, name: str, request: Request) -> _Habit:
+        return self._habits.setdefault((name, request.params.greedy), _Habit())
+
+    def _price(self, name: str) -> _Price:
+        return self._prices.setdefault(name, _Price())
 
     def _pick(self, draft: Draft, budget: int) -> tuple[list[int], float]:
         """The most valuable nodes, as many as pay, and the tokens that they bring beyond what they cost."""
@@ -173,7 +183,7 @@ class Sizer:
         vain = 0
         part = self.cost.plain_s(self.cost.requests) / self.cost.requests
         for name in names:
-            record, asking = self._record(request, name), self._habit(name).seconds
+            record, asking = self._record(request, name), self._price(name).seconds
             record.vain = 0 if taken else record.vain + 1
             if won is not None:
                 record.won += _NEWS * (won - record.won)
@@ -184,7 +194,7 @@ class Sizer:
         if names:
             self._rests[request.id] = len(request.tokens) + (min(_MOST_IDLE, 1 << min(vain, 7)) if vain > 1 else 0)
 
-    def _learn(self, name: str, record: _Record, text: array[int]) -> None:
+    def _learn(self, habit: _Habit, record: _Record, text: array[int]) -> None:
         """Hold the last proposal against what has been written since."""
         draft, start = record.draft, record.length
         if draft is None or len(text) <= start:
@@ -194,7 +204,6 @@ class Sizer:
         chain = len(record.chain)
         if tuple(came[:chain]) != record.chain[: len(came)]:
             return
-        habit = self._habit(name)
         reached = {-1: 0}  # nodes on the text's path: tokens up to them
         places: dict[int, bool] = {}  # those of them that have children the text has come to: whether one was right
         for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True)):

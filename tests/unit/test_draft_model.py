@@ -319,6 +319,6 @@ def test_adaptation_counts_what_drafting_takes(folder: Path) -> None:
     with Engine(str(folder), **sections(folder)) as engine:
         sizer = engine.core.parts.drafting.sizer
         assert sizer is not None
-        habit = sizer._habit("draft")
-        habit.level_s = habit.seconds = 1e3
+        price = sizer._price("draft")
+        price.level_s = price.seconds = 1e3
         assert accepted(engine, [TEXT])["draft_tokens"] <= 2  # what it was asked for to learn

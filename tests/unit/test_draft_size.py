@@ -218,6 +218,27 @@ def test_a_drafter_without_confidence_is_judged_by_what_comes_of_it() -> None:
     assert made.propose(one, 3) is None
 
 
+def test_sampled_text_is_no_measure_of_greedy_text() -> None:
+    """It follows drafts less often: what requests of one kind came to says nothing of a new one of the other."""
+    made, _ = sized([(1, 1.0), (16, 4.0), (128, 32.0)], Toy(chain(3, 3, 3, 3, 3, 3)))
+
+    def fresh(name: str, heat: float) -> Request:
+        one = rig.make_request(SamplingParams(max_tokens=10_000, temperature=heat), (1,))
+        one.id = name
+        return one
+
+    for i in range(20):
+        for heat, token in ((0.0, 3), (0.7, 5)):
+            one = fresh(f"{heat}/{i}", heat)
+            made.propose(one, 6)
+            one.tokens.append(token)
+            made.forget(one)
+            made.measured(StepStats(prefill_tokens=1, requests=1, forward_tokens=1))
+    sizes = [len(made.propose(fresh(f"new/{heat}", heat), 6) or ()) for heat in (0.0, 0.7)]
+    assert sizes[0] == 6
+    assert sizes[1] <= 1
+
+
 def test_what_leads_is_never_cut() -> None:
     leader = Toy(Draft.chain([3, 3, 3]))
     leader.capabilities = frozenset({"leads", "inline"})
@@ -378,9 +399,9 @@ def test_requests_without_an_answer_make_no_draft_look_cheap() -> None:
             writer.tokens.append(1)
             for reader in readers:
                 reader.drafters_off.clear()  # such as one that reads a long prompt
-        found = made.sizer._habit("toy0").seconds
+        found = made.sizer._price("toy0").seconds
         made.propose_all([(reader, 8) for reader in readers])
-        assert made.sizer._habit("toy0").seconds == found
+        assert made.sizer._price("toy0").seconds == found
         return found
 
     assert price(9) > 0.7 * price(0)
