@@ -56,12 +56,18 @@ def make_jobs(batch: Batch, table: IntArray, window: int | None, share: int, spa
     queries, masks = sight(batch, q, kv, starts, window)
     shared, begins = _shared(table, q, kv, window)
     most = max(1, ROWS // share)
-    own = _own_tiles(q, starts, queries, begins, most)
-    members, common = _shared_tiles(shared, q, starts, most)
-    tiles = _Tiles(*(np.concatenate(pair) for pair in zip(own, common, strict=True)))
-    jobs = _cut(tiles, span)
-    order = np.argsort((jobs[:, 0] - jobs[:, 1]) * (jobs[:, 4] - jobs[:, 3]), kind="stable")  # the longest first
-    return Jobs(queries, masks, members, jobs[order], *_merging(jobs, members))
+    tiles = _own_tiles(q, starts, queries, begins, most)
+    members = np.arange(len(queries), dtype=np.int32)
+    if shared:
+        members, common = _shared_tiles(shared, members, q, starts, most)
+        tiles = _Tiles(*(np.concatenate(pair) for pair in zip(tiles, common, strict=True)))
+    tiles = _cut(tiles, span)
+    begin, end, segment, low, high, _, partial = tiles
+    sizes = (end - begin) * partial
+    part = np.where(partial, np.cumsum(sizes) - sizes, -1)
+    jobs = np.stack((begin, end, segment, low, high, part), axis=1, dtype=np.int32, casting="unsafe")
+    order = np.argsort((begin - end) * (high - low), kind="stable")  # the longest first
+    return Jobs(queries, masks, members, jobs[order], *_merging(jobs[partial], members))
 
 
 def sight(batch: Batch, q: Int, kv: Int, starts: Int, window: int | None) -> tuple[IntArray, npt.NDArray[np.uint8]]:
@@ -111,46 +117,47 @@ def _own_tiles(q: Int, starts: Int, queries: IntArray, begins: Int, most: int) -
     return _Tiles(begin, end, segment, low, high, count == 1, begins[segment] > 0)
 
 
-def _shared_tiles(shared: list[Shared], q: Int, starts: Int, most: int) -> tuple[IntArray, _Tiles]:
-    """`members`, every query once and then those of each shared range, and the ranges' tiles."""
-    members = [np.arange(int(q.sum()))]
+def _shared_tiles(shared: list[Shared], members: IntArray, q: Int, starts: Int, most: int) -> tuple[IntArray, _Tiles]:
+    """`members` and behind them those of each shared range, and the ranges' tiles."""
+    every = [members]
     made: list[tuple[int, int, int, int, int, bool, bool]] = []
-    taken = len(members[0])
+    taken = len(members)
     for group, low, high in shared:
-        rows = np.concatenate([np.arange(starts[m], starts[m] + q[m]) for m in group])
+        rows = np.concatenate([np.arange(starts[m], starts[m] + q[m], dtype=np.int32) for m in group])
         tiles = -(-len(rows) // most)
         bounds = [taken + len(rows) * i // tiles for i in range(tiles + 1)]
         made += [(a, b, group[0], low, high, tiles == 1, True) for a, b in pairwise(bounds)]
-        members.append(rows)
+        every.append(rows)
         taken += len(rows)
-    columns: Any = zip(*made, strict=True) if made else [()] * 7
-    kinds = [np.int64] * 5 + [np.bool_] * 2
-    arrays: list[Any] = [np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)]
-    return np.concatenate(members).astype(np.int32), _Tiles(*arrays)
+    columns: list[Any] = [np.array(column) for column in zip(*made, strict=True)]
+    return np.concatenate(every), _Tiles(*columns)
 
 
-def _cut(tiles: _Tiles, span: int) -> IntArray:
-    """Jobs [J, 6] of the tiles; those that give parts of a result have them numbered in this order."""
-    spans = np.where(tiles.cut, (tiles.high - 1) // span - tiles.low // span + 1, 1)
+def _cut(tiles: _Tiles, span: int) -> _Tiles:
+    """Tiles over long ranges, where they are few, become one for each span."""
+    long = tiles.cut & (tiles.high - tiles.low > span)
+    if not long.any():
+        return tiles
+    spans = np.where(long, (tiles.high - 1) // span - tiles.low // span + 1, 1)
     of, index = np.repeat(np.arange(len(spans)), spans), _within(spans)
-    first = tiles.low[of] // span + index
-    low = np.where(index == 0, tiles.low[of], first * span)
-    high = np.where(index == spans[of] - 1, tiles.high[of], (first + 1) * span)
-    sizes = (tiles.end - tiles.begin)[of] * (tiles.partial | (spans > 1))[of]
-    part = np.where(sizes > 0, np.cumsum(sizes) - sizes, -1)
-    columns = (tiles.begin[of], tiles.end[of], tiles.segment[of], low, high, part)
-    return np.stack(columns, axis=1).astype(np.int32)
+    cut = _Tiles(*(column[of] for column in tiles))
+    first = cut.low // span + index
+    low = np.where(index == 0, cut.low, first * span)
+    high = np.where(index == spans[of] - 1, cut.high, (first + 1) * span)
+    return cut._replace(low=low, high=high, partial=cut.partial | long[of])
 
 
 def _merging(jobs: IntArray, members: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Queries that have parts, and these in the order of their entries, as `Jobs` describes them."""
-    jobs = jobs[jobs[:, 5] >= 0].astype(np.int64)
-    sizes = jobs[:, 1] - jobs[:, 0]
-    rows = members[np.repeat(jobs[:, 0] - jobs[:, 5], sizes) + np.arange(int(sizes.sum()))]
+    """Of jobs that give parts, in the order of these: what `Jobs` says of merging."""
+    if not len(jobs):
+        none = np.zeros(0, dtype=np.int32)
+        return none, none, none
+    begin, sizes = jobs[:, 0].astype(np.int64), (jobs[:, 1] - jobs[:, 0]).astype(np.int64)
+    rows = members[np.repeat(begin, sizes) + _within(sizes)]
     parts = np.lexsort((np.repeat(jobs[:, 3], sizes), rows))
     merged, begins = np.unique(rows[parts], return_index=True)
     begins = np.append(begins, len(parts))
-    return merged.astype(np.int32), begins.astype(np.int32), parts.astype(np.int32)
+    return merged, begins.astype(np.int32), parts.astype(np.int32)
 
 
 def _within(counts: Int) -> Int:

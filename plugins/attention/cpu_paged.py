@@ -89,7 +89,7 @@ class CpuStep:
         """
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         plan = self._plan(self._kv.group_of[layer], window, q.shape[1], keys, values)
-        query, key, value = _rows(q.float()), _rows(k.to(keys.dtype)), _rows(v.to(values.dtype))
+        query, key, value = _rows(q, torch.float32), _rows(k, keys.dtype), _rows(v, values.dtype)
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2])
         size = keys.element_size()
         self._kernel.attend(
@@ -112,6 +112,8 @@ class CpuStep:
         return plan
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [T, H, D] with the elements of each token side by side."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+def _rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [T, H, D] in this dtype, the elements of each token side by side."""
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -1,8 +1,9 @@
 // Ragged attention over paged K and V, read where they lie: a slot's row is found through the slot table.
 //
-// A job is a few queries over a range of context entries that all of them may see. Its queries, those of all heads that
-// share a KV head, are the rows of two small matrix products per block of entries: scores = q . k^T and out = weights . v,
-// with the tile of the packed product (sums stay in registers). K is turned on the way in, so that entries are lanes.
+// A job is a few queries over a range of context entries. Its queries, those of all heads that share a KV head, are the
+// rows of two small matrix products per block of entries, scores = q . k^T and out = weights . v, with the tile of the
+// packed product (sums stay in registers). K is turned on the way in, so that entries are lanes; V is packed too where
+// there are more rows than a tile has.
 //
 // Softmax is that of flash attention (Dao et al. 2022), with one difference: a block's weights are relative to the
 // block's own highest score, and results are merged afterwards, blocks within a span and then spans, both cut at fixed
@@ -26,8 +27,8 @@ constexpr int LANES = 8, ROWS = 6;  // 12 sums, 2 of the panel, 1 broadcast: of 
 constexpr int LANES = 4, ROWS = 8;  // NEON, SSE
 #endif
 constexpr int PANEL = 2 * LANES;
-constexpr int BLOCK = 128;      // entries that are scored at a time: K and V of one head stay in the cache
-constexpr int SPAN = 4 * BLOCK;  // entries of one part
+constexpr int BLOCK = 256;       // entries that are scored at a time: K and V of one head stay in the cache
+constexpr int SPAN = 2 * BLOCK;  // entries of one part
 typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 typedef uint32_t bits __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
@@ -78,7 +79,7 @@ struct Layer {
 
 static int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// A state is a row's sum of weighted values [up(v_dim, PANEL)], its highest score, and its sum of weights; whole vectors.
+// A state: a row's sum of weighted values [up(v_dim, PANEL)], its highest score, its sum of weights; whole vectors.
 static int64_t state_floats(int64_t v_dim) { return up(v_dim, PANEL) + LANES; }
 
 struct Scratch {
@@ -133,6 +134,16 @@ static void fetch(const void* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
+struct Next {  // K of the block that comes next
+    const char* keys;
+    int64_t step, bytes;
+    const int32_t* slots;
+    int64_t count;
+    void fetch(int64_t i) const {
+        if (i < count) ::fetch(keys + slots[i] * step, bytes);
+    }
+};
+
 // Rows i and i + W exchange the lanes whose numbers differ in bit W; with all W this transposes.
 template <int W, int... I>
 static inline __attribute__((always_inline)) void exchange(vec* r, std::integer_sequence<int, I...> lanes) {
@@ -183,25 +194,46 @@ static void pack_keys(const typename S::type* keys, int64_t step, const int32_t*
     }
 }
 
-// V of `count` entries, [count][up(dim, PANEL)]. Meanwhile K of the next block is on its way.
+// V of `count` entries, [count][up(dim, PANEL)]. Meanwhile what comes next is on its way.
 template <typename S>
 static void pack_values(const typename S::type* values, int64_t step, const int32_t* slots, int64_t count, int64_t dim,
-                        float* out, const char* keys, int64_t key_step, int64_t key_bytes, int64_t next) {
-    for (int64_t j = 0; j < count; j++) {
-        if (j < next) fetch(keys + slots[count + j] * key_step, key_bytes);
-        for (int64_t d = 0; d < up(dim, PANEL); d += LANES, out += LANES)
-            *(vec*)out = d < dim ? load<S>(values + slots[j] * step + d, dim - d) : vec{};
+                        float* out, const Next& next) {
+    const int64_t width = up(dim, PANEL);
+    for (int64_t j = 0; j < count; j++, out += width) {
+        next.fetch(j);
+        const auto* row = values + slots[j] * step;
+        int64_t d = 0;
+        for (; d + LANES <= dim; d += LANES) *(vec*)(out + d) = S::load(row + d);
+        for (; d < width; d += LANES) *(vec*)(out + d) = load<S>(row + d, std::max<int64_t>(dim - d, 0));
     }
 }
 
 // --- arithmetic
 
-// c [R][PANEL] = a . b over k: a's elements lie A_ROW apart from row to row and A_STEP along k, b's rows ldb.
-template <int R, int A_ROW, int A_STEP>
-static void product(const float* a, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc) {
+struct Packed {  // a panel of a matrix, rows `step` apart
+    const float* at;
+    int64_t step;
+    vec load(int64_t i, int64_t lane) const { return *(const vec*)(at + i * step + lane); }
+    void fetch(int64_t) const {}
+};
+
+template <typename S>
+struct InPlace {  // a panel of V where it lies; meanwhile what comes next is on its way
+    const typename S::type* at;
+    int64_t step;
+    const int32_t* slots;
+    Next next;
+    vec load(int64_t i, int64_t lane) const { return S::load(at + slots[i] * step + lane); }
+    void fetch(int64_t i) const { next.fetch(i); }
+};
+
+// c [R][PANEL] = a . b over k; a's elements lie A_ROW apart from row to row and A_STEP along k.
+template <int R, int A_ROW, int A_STEP, typename B>
+static void product(const float* a, const B& b, int64_t k, float* c, int64_t ldc) {
     vec low[R] = {}, high[R] = {};
-    for (int64_t i = 0; i < k; i++, a += A_STEP, b += ldb) {
-        const vec first = *(const vec*)b, second = *(const vec*)(b + LANES);
+    for (int64_t i = 0; i < k; i++, a += A_STEP) {
+        b.fetch(i);
+        const vec first = b.load(i, 0), second = b.load(i, LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const float s = a[r * A_ROW];
@@ -216,14 +248,13 @@ static void product(const float* a, const float* b, int64_t ldb, int64_t k, floa
     }
 }
 
-using Product = void (*)(const float*, const float*, int64_t, int64_t, float*, int64_t);
-template <int A_ROW, int A_STEP, int... R>
-static Product pick(int64_t rows, std::integer_sequence<int, R...>) {
-    static constexpr Product every[] = {product<R + 1, A_ROW, A_STEP>...};
-    return every[rows - 1];
+template <int A_ROW, int A_STEP, typename B, int... R>
+static void multiply(int64_t rows, const float* a, const B& b, int64_t k, float* c, int64_t ldc,
+                     std::integer_sequence<int, R...>) {
+    using Product = void (*)(const float*, const B&, int64_t, float*, int64_t);
+    static constexpr Product every[] = {product<R + 1, A_ROW, A_STEP, B>...};
+    every[rows - 1](a, b, k, c, ldc);
 }
-
-static vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
 // e^x for x <= 0, after Cephes' expf; 0 where float32 has no normal number for it.
 static vec exponential(vec x) {
@@ -238,39 +269,36 @@ static vec exponential(vec x) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
     const vec power = (vec)(((bits)shifted - (bits)magic + 127u) << 23);
-    return choose((ints)(x < -87.0f), vec{}, p * power);  // keeps what is not a number
+    return x < -87.0f ? vec{} : p * power;  // keeps what is not a number
 }
 
 // After Cephes' tanhf.
 static vec tangent(vec x) {
-    const vec size = choose((ints)(x < 0.0f), -x, x), z = x * x;
+    const vec size = x < 0.0f ? -x : x, z = x * x;
     const vec e = exponential(size * -2.0f), far = (1.0f - e) / (1.0f + e);
     vec p = vec{} - 5.70498872745e-3f;
     p = p * z + 2.06390887954e-2f;
     p = p * z - 5.37397155531e-2f;
     p = p * z + 1.33314422036e-1f;
     p = p * z - 3.33332819422e-1f;
-    return choose((ints)(size < 0.625f), p * z * x + x, choose((ints)(x < 0.0f), -far, far));
+    return size < 0.625f ? p * z * x + x : x < 0.0f ? -far : far;
 }
 
-static float highest_of(vec x) {
-    float lanes[LANES];
-    *(vec*)lanes = x;
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = std::max(lanes[i], lanes[i + half]);
-    return lanes[0];
+// All lanes come to their highest, or their sum.
+template <int W, bool SUM, int... I>
+static vec fold(vec x, std::integer_sequence<int, I...> lanes) {
+#if defined(__clang__)
+    const vec y = __builtin_shufflevector(x, x, (I ^ W)...);
+#else
+    const vec y = __builtin_shuffle(x, ints{(I ^ W)...});
+#endif
+    const vec z = SUM ? x + y : x < y ? y : x;
+    if constexpr (W > 1) return fold<W / 2, SUM>(z, lanes);
+    return z;
 }
 
-static float sum_of(vec x) {
-    float lanes[LANES];
-    *(vec*)lanes = x;
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
-// A row's scores of entries low, low + 1, ... become weights, 0 for those it does not see; `width`, whole panels, is what
-// is read of them. Returns the highest score, minus infinity if it sees none.
+// A row's scores of entries low, low + 1, ... become weights, 0 for those it does not see; of these `width`, whole
+// panels, are read. Returns the highest score, minus infinity if it sees none.
 static float weigh(float* scores, int64_t width, int64_t low, int64_t count, const Query& query, const uint8_t* masks,
                    float cap, float& total) {
     const float never = -INFINITY;
@@ -285,16 +313,17 @@ static float weigh(float* scores, int64_t width, int64_t low, int64_t count, con
     vec most = vec{} + never;
     for (int64_t i = 0; i < width; i += LANES) {
         const vec x = *(vec*)(scores + i);
-        most = choose((ints)(x < most), most, x);
+        most = x < most ? most : x;
     }
-    const float highest = highest_of(most);
+    const auto lanes = std::make_integer_sequence<int, LANES>();
+    const float highest = fold<LANES / 2, false>(most, lanes)[0];
     vec sum = {};
     for (int64_t i = 0; i < width; i += LANES) {
         const vec weight = highest == never ? vec{} : exponential(*(vec*)(scores + i) - highest);
         *(vec*)(scores + i) = weight;
         sum += weight;
     }
-    total = sum_of(sum);
+    total = fold<LANES / 2, true>(sum, lanes)[0];
     return highest;
 }
 
@@ -357,11 +386,14 @@ static void attend_block(const Task& t, int64_t low, int64_t high) {
     const int32_t* slots = p.table + t.job.segment * p.width + low;
     const auto* keys = (const typename S::type*)t.layer.keys + t.kv_head * p.k_dim;
     const auto* values = (const typename S::type*)t.layer.values + t.kv_head * p.v_dim;
-    const int64_t size = sizeof(*keys), next = std::min<int64_t>(t.job.high - high, BLOCK);
+    const int64_t size = sizeof(*keys);
+    const Next next{(const char*)keys, key_step * size, p.k_dim * size, slots + count,
+                    std::min<int64_t>(t.job.high - high, BLOCK)};
     pack_keys<S>(keys, key_step, slots, count, p.k_dim, t.scratch.keys, (const char*)values, value_step * size,
                  p.v_dim * size);
-    pack_values<S>(values, value_step, slots, count, p.v_dim, t.scratch.values, (const char*)keys, key_step * size,
-                   p.k_dim * size, next);
+    const bool once = t.rows() <= ROWS && p.v_dim == width;  // V is read once: packing it would not pay
+    if (!once)
+        pack_values<S>(values, value_step, slots, count, p.v_dim, t.scratch.values, next);
     for (int64_t at = 0; at < t.rows(); at += ROWS) {
         const int64_t rows = std::min<int64_t>(ROWS, t.rows() - at);
         int64_t reach = 0;  // entries of the block that any of these rows sees
@@ -369,16 +401,21 @@ static void attend_block(const Task& t, int64_t low, int64_t high) {
             reach = std::max<int64_t>(reach, std::min<int64_t>(p.queries[t.row_of(at + r)].last, high) - low);
         if (reach <= 0) continue;
         const auto sequence = std::make_integer_sequence<int, ROWS>();
-        const Product score = pick<1, ROWS>(rows, sequence), gather = pick<BLOCK, 1>(rows, sequence);
         float* scores = t.scratch.scores;
         for (int64_t j = 0; j < reach; j += PANEL)
-            score(t.scratch.queries + at * p.k_dim, t.scratch.keys + j * p.k_dim, PANEL, p.k_dim, scores + j, BLOCK);
+            multiply<1, ROWS>(rows, t.scratch.queries + at * p.k_dim, Packed{t.scratch.keys + j * p.k_dim, PANEL},
+                              p.k_dim, scores + j, BLOCK, sequence);
         float highest[ROWS], total[ROWS];
         for (int64_t r = 0; r < rows; r++)
             highest[r] = weigh(scores + r * BLOCK, up(reach, PANEL), low, count, p.queries[t.row_of(at + r)], p.masks,
                                t.layer.cap, total[r]);
         for (int64_t d = 0; d < width; d += PANEL)
-            gather(scores, t.scratch.values + d, width, reach, t.scratch.sums + d, width);
+            if (once)
+                multiply<BLOCK, 1>(rows, scores, InPlace<S>{values + d, value_step, slots, d == 0 ? next : Next{}},
+                                   reach, t.scratch.sums + d, width, sequence);
+            else
+                multiply<BLOCK, 1>(rows, scores, Packed{t.scratch.values + d, width}, reach, t.scratch.sums + d, width,
+                                   sequence);
         for (int64_t r = 0; r < rows; r++)
             merge(t.scratch.span + (at + r) * each, t.scratch.sums + r * width, highest[r], total[r], p.v_dim);
     }
@@ -432,7 +469,7 @@ int64_t phloem_scratch_floats(int64_t rows, int64_t k_dim, int64_t v_dim) {
     return up(Scratch::floats(rows, k_dim, v_dim), 16);
 }
 
-// One layer: k and v, rows `k_step` and `v_step` bytes apart and stored as they are, go to their slots, then all attend.
+// One layer: k and v, rows `k_step` and `v_step` bytes apart and stored as they are, go to their slots; then all attend.
 void phloem_attend(const Plan* plan, const float* q, int64_t q_step, const char* k, int64_t k_step, const char* v,
                    int64_t v_step, char* keys, char* values, float* out, float scale, float cap) {
     const Plan& p = *plan;

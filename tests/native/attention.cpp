@@ -1,4 +1,4 @@
-// Runs paged.cpp over odd shapes on memory of exactly the size it may touch, for the sanitizers, and checks its results.
+// Runs paged.cpp over odd shapes on memory of just the size it may touch, for the sanitizers, and checks its results.
 
 #include "paged.cpp"
 
@@ -36,7 +36,8 @@ static int run(const Case& c) {
         const int32_t first = row;
         for (int32_t i = lengths[s] - own[s]; i < lengths[s]; i++, row++) {
             slots.push_back(table[s * width + i]);
-            queries.push_back({s == 3 ? 5 : 0, s == 2 ? 129 : i + 1, s == 2 ? 131 : i + 1, s == 2 ? 2 * (row - first) : 0});
+            const bool tree = s == 2;
+            queries.push_back({s == 3 ? 5 : 0, tree ? 129 : i + 1, tree ? 131 : i + 1, tree ? 2 * (row - first) : 0});
             members.push_back(row);
         }
         if (s < 3) {
@@ -55,16 +56,19 @@ static int run(const Case& c) {
     const int64_t most = 30 * (c.heads / c.kv_heads), each = phloem_scratch_floats(most, c.k_dim, c.v_dim);
     std::vector<float> scratch(each * c.threads), states(60 * c.heads * phloem_state_floats(c.v_dim));
     const std::vector<float> q = drawn(tokens * c.heads * c.k_dim), out_of = drawn(tokens * c.heads * c.v_dim);
-    std::vector<float> stored_k = drawn(slots_count * c.kv_heads * c.k_dim), stored_v = drawn(slots_count * c.kv_heads * c.v_dim);
+    std::vector<float> stored_k = drawn(slots_count * c.kv_heads * c.k_dim);
+    std::vector<float> stored_v = drawn(slots_count * c.kv_heads * c.v_dim);
     const std::vector<float> k = drawn(tokens * c.kv_heads * c.k_dim), v = drawn(tokens * c.kv_heads * c.v_dim);
     std::vector<char> keys((char*)stored_k.data(), (char*)stored_k.data() + stored_k.size() * size);
     std::vector<char> values((char*)stored_v.data(), (char*)stored_v.data() + stored_v.size() * size);
     std::vector<float> out(out_of);
     const Plan plan{table.data(), width, slots.data(), tokens, jobs.data(), (int64_t)jobs.size(), members.data(),
-                    queries.data(), masks.data(), merged.data(), begins.data(), parts.data(), (int64_t)merged.size(),
-                    c.heads, c.kv_heads, c.k_dim, c.v_dim, c.kind, states.data(), scratch.data(), each, c.threads, most};
+                    queries.data(), masks.data(), merged.data(), begins.data(), parts.data(),
+                    (int64_t)merged.size(), c.heads, c.kv_heads, c.k_dim, c.v_dim, c.kind, states.data(),
+                    scratch.data(), each, c.threads, most};
     phloem_attend(&plan, q.data(), c.heads * c.k_dim, (const char*)k.data(), c.kv_heads * c.k_dim * size,
-                  (const char*)v.data(), c.kv_heads * c.v_dim * size, keys.data(), values.data(), out.data(), 0.3f, c.cap);
+                  (const char*)v.data(), c.kv_heads * c.v_dim * size, keys.data(), values.data(), out.data(), 0.3f,
+                  c.cap);
     if (c.kind != 0) return 0;  // other bytes are no numbers of that kind: touched, not compared
     double worst = 0;
     for (int64_t s = 0, r = 0; s < segments; s++)
@@ -77,11 +81,12 @@ static int run(const Case& c) {
                     const int64_t at = table[s * width + e] * c.kv_heads + h / (c.heads / c.kv_heads);
                     double score = 0;
                     for (int64_t d = 0; d < c.k_dim; d++)
-                        score += (double)q[(r * c.heads + h) * c.k_dim + d] * ((float*)keys.data())[at * c.k_dim + d] * 0.3;
+                        score += 0.3 * q[(r * c.heads + h) * c.k_dim + d] * ((float*)keys.data())[at * c.k_dim + d];
                     if (c.cap != 0) score = c.cap * std::tanh(score / c.cap);
                     const double weight = std::exp(score);
                     total += weight;
-                    for (int64_t d = 0; d < c.v_dim; d++) sums[d] += weight * ((float*)values.data())[at * c.v_dim + d];
+                    for (int64_t d = 0; d < c.v_dim; d++)
+                        sums[d] += weight * ((float*)values.data())[at * c.v_dim + d];
                 }
                 for (int64_t d = 0; d < c.v_dim; d++)
                     worst = std::max(worst, std::abs(sums[d] / total - out[(r * c.heads + h) * c.v_dim + d]));
