@@ -137,6 +137,19 @@ def test_a_refused_chain_that_was_found_in_the_cache_is_let_go(folder: Path) -> 
     assert drafted(whole) == drafted(fresh), "what another has cached was written over"
 
 
+def test_a_text_that_fills_its_context_is_given_up_for_good(folder: Path) -> None:
+    """It says so, and is asked about no more; while a long prompt is read nothing comes either, and that is no end."""
+    watched = Watched(folder, catch_up=64)
+    watched.drafter.texts._most = 100
+    long = draft_context([*TEXT, *TEXT], 1, "a/0")
+    assert watched.ask(long)[0] == [None]
+    assert not long.over
+    assert watched.ask(long)[0] != [None]
+    full = draft_context([*TEXT, *TEXT, *TEXT[:20]], 1, "a/0")
+    assert watched.ask(full) == ([None], [])
+    assert full.over
+
+
 def test_all_requests_of_a_step_share_its_passes(folder: Path) -> None:
     """One pass a level, not one a request; what two have in common is read twice only if they come together."""
     watched = Watched(folder)
