@@ -260,7 +260,7 @@ def test_a_retracted_request_goes_on_from_a_state_that_was_loaded(tiny_model: Ti
     with tiered(path) as made:
         run(made, prompt)
         empty(made)
-        stream = made.stream(prompt, greedy(40))
+        stream = made.stream(prompt, greedy(120))
         tokens = list(next(stream).token_ids)
         made.invoke(lambda core: core.scheduler.retract(core.scheduler.running[0])).result()
         empty(made)
