@@ -17,15 +17,6 @@ from ._eagle_entries import Query
 LONGEST_LEAD = 8  # tokens of a leader that the head follows: each costs a pass, and is further from what it has seen
 
 
-@dataclass(slots=True)
-class _Node:
-    token: int
-    parent: int  # -1: the text's end
-    chance: float  # once its parent is taken
-    value: float  # of the whole path
-    query: Query | None = None  # once it is asked about
-
-
 @dataclass(slots=True, eq=False)
 class Growing:
     """One request's draft. First the leader's tokens are followed, if there are any; then it branches."""
@@ -35,12 +26,16 @@ class Growing:
     levels: int  # most levels
     breadth: int  # children of a node, and nodes of a level that are gone on from
     rows: range  # rows for its entries, behind the pool
-    nodes: list[_Node] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of the nodes found so far
+    parents: list[int] = field(default_factory=list)  # -1: the text's end
+    chances: list[float] = field(default_factory=list)  # of each once its parent is taken
+    values: list[float] = field(default_factory=list)  # and of its whole path
     tips: list[int] = field(default_factory=lambda: [-1])  # nodes that were asked about last, -1: the text's end
     depth: int = 0
     _lead: int = 0  # of the text's last token and the leader's, the next to be asked about
     _used: int = 0
     _root: Query | None = None
+    _asked: dict[int, Query] = field(default_factory=dict)  # by node
     _committed: IntArray | None = None
 
     def begin(self) -> bool:
@@ -59,8 +54,8 @@ class Growing:
             return [self._root]
         if self.depth >= min(self.levels, self.budget):
             return []
-        newest = [node for node, own in enumerate(self.nodes) if own.parent in self.tips]
-        self.tips = sorted(newest, key=lambda node: -self.nodes[node].value)[: self.breadth]
+        newest = [node for node, parent in enumerate(self.parents) if parent in self.tips]
+        self.tips = sorted(newest, key=lambda node: -self.values[node])[: self.breadth]
         return [self._ask(node) for node in self.tips]
 
     @property
@@ -70,10 +65,13 @@ class Growing:
 
     def branch(self, tip: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
         """The likeliest children of a tip, best first; those without a chance are none."""
-        above = self.nodes[tip].value if tip >= 0 else 1.0
+        above = self.values[tip] if tip >= 0 else 1.0
         for token, chance in zip(tokens, chances, strict=True):
             if chance > 0:
-                self.nodes.append(_Node(token, tip, min(1.0, chance), above * chance))
+                self.tokens.append(token)
+                self.parents.append(tip)
+                self.chances.append(min(1.0, chance))
+                self.values.append(above * chance)
 
     def draw(self, tip: int, chances: npt.NDArray[np.floating]) -> None:
         """A child of a tip by chance, for rejection sampling: chances [vocab] of the target."""
@@ -85,22 +83,21 @@ class Growing:
         """Tokens from the text's end down to a node."""
         tokens: list[int] = []
         while node >= 0:
-            tokens.append(self.nodes[node].token)
-            node = self.nodes[node].parent
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
         return tokens[::-1]
 
     def draft(self) -> Draft | None:
         """The likeliest nodes, as many as the budget has, their likeliest path first: following it moves no KV."""
         if self.context.draws is not None:
             return self.context.draws.close()
-        best = sorted(range(len(self.nodes)), key=lambda node: -self.nodes[node].value)  # stable: parents come first
+        best = sorted(range(len(self.values)), key=lambda node: -self.values[node])  # stable: parents come first
         kept = sorted(best[: self.budget])
         if not kept:
             return None
         place = {node: i for i, node in enumerate(kept)} | {-1: -1}
-        nodes = [self.nodes[node] for node in kept]
-        tokens, parents = tuple(node.token for node in nodes), tuple(place[node.parent] for node in nodes)
-        draft = Draft(tokens, parents, confidence=tuple(node.chance for node in nodes))
+        tokens, parents = tuple(self.tokens[node] for node in kept), tuple(place[self.parents[node]] for node in kept)
+        draft = Draft(tokens, parents, confidence=tuple(self.chances[node] for node in kept))
         path = draft.likeliest()
         return draft.picked([*path, *sorted(set(range(len(draft))) - set(path))])
 
@@ -115,12 +112,12 @@ class Growing:
         return Query(context.tokens[at], at, before, committed, [*above, self._row()])
 
     def _ask(self, node: int) -> Query:
-        own = self.nodes[node]
-        above = self._root if own.parent < 0 else self.nodes[own.parent].query
-        assert above is not None, "what is gone on from was asked about"
-        row = self._row()
-        own.query = Query(own.token, above.position + 1, above.path[-1], above.committed, [*above.path, row])
-        return own.query
+        above = self._root if self.parents[node] < 0 else self._asked[self.parents[node]]
+        assert above is not None, "the text's end comes first"
+        path = [*above.path, self._row()]
+        query = Query(self.tokens[node], above.position + 1, above.path[-1], above.committed, path)
+        self._asked[node] = query
+        return query
 
     def _row(self) -> int:
         self._used += 1
