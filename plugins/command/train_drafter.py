@@ -147,7 +147,7 @@ def _fit(args: argparse.Namespace, texts: dict[str, Any], target: Target) -> Non
     head = new_head(shape_for(target.facts, len(vocabulary.ids)), target, vocabulary, scale, args.seed)
     fit = Fit(head, samples, vocabulary.index(), scale, target.embed, settings)
     run = [len(corpus.rounds), args.vocab, args.steps, args.rate, args.batch, args.seed, half]
-    facts = {**target.facts, "name": args.target}
+    facts = {**target.facts, "name": Path(args.target).name}  # no path of this machine
     training: dict[str, Any] = {"command": _command(args), "texts": len(known), "tokens": corpus.answers()}
 
     def save() -> None:
@@ -159,7 +159,7 @@ def _fit(args: argparse.Namespace, texts: dict[str, Any], target: Target) -> Non
         told = [0]
 
         def tell(part: float, at: Progress) -> None:
-            report.update(part, f"epoch {at.epoch + 1}, loss {at.loss:.3f}")
+            report.update(part, f"{at.step} steps, {at.epoch} epochs, loss {at.loss:.3f}")
             for line in at.history[told[0] :]:
                 report.line(line)
             told[0] = len(at.history)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from phloem.errors import PhloemError
 from phloem.plugins.command._training import corpus as corpus_module
-from phloem.plugins.command._training.batches import Batch, collate, order
+from phloem.plugins.command._training.batches import Batch, collate, cropped, order
 from phloem.plugins.command._training.corpus import Corpus, Sample
 from phloem.plugins.command._training.fit import Fit, Progress, Settings
-from phloem.plugins.command._training.head import EagleHead, HeadShape, Pair
+from phloem.plugins.command._training.head import EagleHead, HeadShape
 from phloem.plugins.command._training.record import Text
 from phloem.plugins.command._training.vocabulary import DraftVocabulary, most_frequent
 from phloem.plugins.command.main import main
@@ -67,23 +67,24 @@ def test_every_step_gives_what_the_paper_says() -> None:
     """Rows of step k are the reference's k-th draft token behind each prefix; padding changes nothing."""
     head, embed = random_head(), torch.randn(VOCAB, HIDDEN)
     reference = ReferenceEagle3(CONFIG, head.state_dict(), embed)
-    samples = [random_sample(9, 3), random_sample(6, 2)]
+    samples = [random_sample(9, 3), random_sample(6, 1)]
     batch = collate(samples, LAYERS, odd_ones().index(), torch.device("cpu"))
-    past: list[Pair] = []
     hidden = head.fc(batch.features.float())
+    view = head.read(hidden, embed[batch.tokens.roll(-1, 1)], batch.at)
+    hidden = batch.rows(hidden)
     for k in range(3):
         tokens, valid = batch.step(k)
-        hidden = head.step(hidden, embed[tokens], past)
+        hidden = head.step(k, hidden, embed[tokens], view)
         logits = head.logits(hidden)
         for b, one in enumerate(samples):
-            features = one.states.flatten(1).float()
-            for i in range(len(one.tokens) - 1 - k):
+            features, first = one.states.flatten(1).float(), one.prompt_len - 1
+            for row, i in enumerate(range(first, len(one.tokens) - 1 - k)):
                 at = reference.start(one.tokens[: i + 2], features)
                 for step in range(k):
                     at = reference.step(at, int(one.tokens[i + 2 + step]))
-                torch.testing.assert_close(logits[b, i], at.logits, atol=1e-4, rtol=1e-4)
-                assert valid[b, i] == (i >= one.prompt_len - 1)
-            assert not valid[b, len(one.tokens) - 1 - k :].any()
+                torch.testing.assert_close(logits[b, row], at.logits, atol=1e-4, rtol=1e-4)
+                assert valid[b, row]
+            assert not valid[b, len(one.tokens) - 1 - k - first :].any()
 
 
 def test_the_reference_says_the_same_at_once_and_by_steps() -> None:
@@ -108,6 +109,14 @@ def test_targets_are_those_of_the_token_that_was_read() -> None:
         known = got >= 0
         assert (likely[~known] == 0).all()
         torch.testing.assert_close(likely[known], one.chances[t].float().exp()[known])
+
+
+def test_a_long_prompt_loses_its_beginning_and_an_answer_nothing() -> None:
+    long, answer, short = random_sample(500, 300), random_sample(450, 10), random_sample(20, 3)
+    assert [len(cropped(one).tokens) for one in (long, answer, short)] == [384, 441, 20]
+    ends = cropped(long)
+    assert (ends.prompt_len, ends.tokens.tolist()) == (184, long.tokens[116:].tolist())
+    assert torch.equal(ends.states, long.states[116:])
 
 
 def test_each_text_is_in_one_batch_of_an_epoch() -> None:
@@ -255,7 +264,7 @@ def test_a_head_from_nothing(tiny_model: Callable[[str], Path], tmp_path: Path, 
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     tensors = load_file(tmp_path / "head" / "model.safetensors")
     assert (config["format"], config["version"], config["algorithm"]) == ("phloem-eagle", 1, "eagle3")
-    assert config["target"] == {"name": str(tiny_model("llama")), "hidden_size": 64, "vocab_size": 512, "depth": 3}
+    assert config["target"] == {"name": "llama", "hidden_size": 64, "vocab_size": 512, "depth": 3}
     assert config["layers"] == [0, 1, 3]
     assert config["training"]["epochs"] == 2
     assert "--tokens 600" in config["training"]["command"]

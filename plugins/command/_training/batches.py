@@ -12,26 +12,42 @@ from torch.nn.utils.rnn import pad_sequence
 from .corpus import Sample
 
 _WINDOW = 64  # batches' worth of texts that are sorted by length together
+_MOST = 384  # tokens of a text: the beginnings of long prompts are left out, as attention costs their square
+
+
+def cropped(sample: Sample) -> Sample:
+    """The end of a text, its answer at least."""
+    out = max(0, min(len(sample.tokens) - _MOST, sample.prompt_len - 1))
+    tensors = (each[out:] for each in (sample.tokens, sample.states, sample.best, sample.chances))
+    return Sample(sample.talk, sample.prompt_len - out, sample.greedy, *tensors)
 
 
 class Batch(NamedTuple):
-    """B texts of up to L tokens. `step` gives what a step of the training-time test reads of them."""
+    """B texts of up to L tokens, of which up to R rows each are unrolled: the prompt's last token and the answer's."""
 
     features: Tensor  # [B, L, layers * hidden] float16
     tokens: Tensor  # [B, L] int64
     best: Tensor  # [B, L, K] int64: draft tokens that may follow, likeliest first; -1 where the head has none
     chances: Tensor  # [B, L, K] float32: their probabilities
     lengths: Tensor  # [B] int64
-    rows: Tensor  # [B, L] bool: those of answers, and of the last token of prompts
+    at: Tensor  # [B, R] int64: where the rows stand in their texts; beyond its end, where a text has fewer
 
     def step(self, k: int) -> tuple[Tensor, Tensor]:
-        """(tokens, valid), both [B, L]: of row i token i + 1 + k, and whether the target's choice after it is known."""
-        at = torch.arange(self.tokens.shape[1], device=self.tokens.device) + 1 + k
-        return self.tokens.roll(-1 - k, 1), self.rows & (at < self.lengths[:, None])
+        """(tokens, valid), both [B, R]: what rows read at step k, and whether the target's choice after it is known."""
+        reads = self.at + 1 + k
+        valid = reads < self.lengths[:, None]
+        return self.tokens.gather(1, reads.where(valid, 0)), valid
 
     def targets(self, k: int, valid: Tensor) -> tuple[Tensor, Tensor]:
         """What follows that token, for the `valid` rows: draft tokens and probabilities, both [N, K]."""
-        return self.best.roll(-1 - k, 1)[valid], self.chances.roll(-1 - k, 1)[valid]
+        text, row = valid.nonzero(as_tuple=True)
+        reads = self.at[text, row] + 1 + k
+        return self.best[text, reads], self.chances[text, reads]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """x [B, L, ...] at the rows: [B, R, ...]."""
+        last = self.lengths[:, None] - 1
+        return x[torch.arange(len(x), device=x.device)[:, None], torch.minimum(self.at, last)]
 
 
 def collate(samples: Sequence[Sample], layers: int, index: Tensor, device: torch.device) -> Batch:
@@ -42,7 +58,7 @@ def collate(samples: Sequence[Sample], layers: int, index: Tensor, device: torch
 
     lengths = torch.tensor([len(one.tokens) for one in samples])
     first = torch.tensor([one.prompt_len - 1 for one in samples])
-    rows = torch.arange(int(lengths.max())) >= first[:, None]
+    at = first[:, None] + torch.arange(int((lengths - first).max()) - 1)
     best = padded([index[one.best.long()] for one in samples])
     chances = padded([one.chances for one in samples], -torch.inf).float().exp()
     return Batch(
@@ -51,7 +67,7 @@ def collate(samples: Sequence[Sample], layers: int, index: Tensor, device: torch
         best=best,
         chances=chances * (best >= 0),
         lengths=lengths.to(device),
-        rows=rows.to(device),
+        at=at.to(device),
     )
 
 

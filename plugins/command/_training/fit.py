@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .batches import Batch, collate, held_out, order
+from .batches import Batch, collate, cropped, held_out, order
 from .corpus import Sample, Writing
-from .head import EagleHead, Pair
+from .head import EagleHead
 
 DECAY = 0.8  # weight of each step's loss against that of the step before, as in the paper
 SAVE_S = 60.0
@@ -75,8 +75,8 @@ class Fit:
         self.settings, self.at, self.device = settings, Progress(), torch.device(settings.device)
         self.head = head.to(self.device)
         self._index, self._scale, self._embed = index, scale.to(self.device), embed.float().to(self.device)
-        self._known = [one for one in samples if not held_out(one)]
-        self._tests = [one for one in samples if held_out(one) and one.greedy][:_TESTED]
+        self._known = [cropped(one) for one in samples if not held_out(one)]
+        self._tests = [cropped(one) for one in samples if held_out(one) and one.greedy][:_TESTED]
         self._orders: dict[int, list[list[int]]] = {}
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
 
@@ -154,13 +154,14 @@ class Fit:
         return collate(samples, self.head.shape.features, self._index, self.device)
 
     def _steps(self, batch: Batch) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(step, valid rows [B, L], their logits [N, draft vocab]) of the training-time test."""
-        past: list[Pair] = []
+        """(step, valid rows [B, R], their logits [N, draft vocab]) of the training-time test."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.half):
             hidden = self.head.fc(batch.features.float() / self._scale)
+            view = self.head.read(hidden, self._embed[batch.tokens.roll(-1, 1)], batch.at)
+            hidden = batch.rows(hidden)
             for k in range(self.settings.steps):
                 tokens, valid = batch.step(k)
-                hidden = self.head.step(hidden, self._embed[tokens], past)
+                hidden = self.head.step(k, hidden, self._embed[tokens], view)
                 yield k, valid, self.head.logits(hidden[valid]).float()
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -181,7 +182,7 @@ class Fit:
         asked, accepted = [0] * self.settings.steps, [0] * self.settings.steps
         for group in order(self._tests, self.settings.batch, 0, 0) if self._tests else ():
             batch = self._batch([self._tests[i] for i in group])
-            alive = batch.rows.clone()
+            alive = torch.ones_like(batch.at, dtype=torch.bool)
             for k, valid, logits in self._steps(batch):
                 asked[k] += int((alive & valid).sum())
                 right = torch.zeros_like(valid)

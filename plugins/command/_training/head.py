@@ -4,12 +4,12 @@ Row i of a text of tokens t_0, t_1, ... begins as the entry made from the target
 t_(i+1), which predicts t_(i+2). At step k of the test the same row is what drafting has come to k tokens later: the
 layer's own output of step k - 1 stands for the states of t_(i+k), the token is t_(i+1+k), and t_(i+2+k) is predicted.
 It sees the entries of step 0 up to its own row, and of the later steps its own row's only, as a draft sees the text's
-entries and its own path. Parameters are named as in the checkpoints.
+entries and its own path. Only rows from which something is drafted are unrolled; of the others the entries are enough.
+Parameters are named as in the checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,16 @@ class Norm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self._eps).to(x.dtype)
 
 
+@dataclass
+class View:
+    """What the unrolled rows of a batch see. L tokens a text, R rows; grows by `own` at every step but the first."""
+
+    text: Pair  # keys and values [B, kv heads, L, D] of step 0
+    shut: Tensor  # [B, R, L] bool: what lies behind a row
+    at: Tensor  # [B, R] where the rows stand in their texts
+    own: list[Pair]  # of later steps: [B, kv heads, R, D], each for its own row
+
+
 class SelfAttention(nn.Module):
     """Reads embedding and hidden state side by side; grouped queries, rotary positions."""
 
@@ -59,29 +69,34 @@ class SelfAttention(nn.Module):
         self.v_proj = nn.Linear(2 * shape.hidden_size, down, bias=False)
         self.o_proj = nn.Linear(across, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotation: Pair, past: list[Pair]) -> Tensor:
-        """x [B, L, 2 * hidden] -> [B, L, hidden]. `past`: keys and values of earlier steps; these are appended."""
-        q, k, v = (self._split(each(x)) for each in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = _rotated(q, rotation), _rotated(k, rotation)
-        k, v = (each.repeat_interleave(self._group, 1) for each in (k, v))
-        past.append((k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True) if len(past) == 1 else self._unrolled(q, past)
-        joined: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return joined
+    def entries(self, x: Tensor, rotation: Pair) -> Pair:
+        """x [B, N, 2 * hidden] -> keys and values [B, kv heads, N, D]."""
+        return _rotated(self._split(self.k_proj(x)), rotation), self._split(self.v_proj(x))
 
-    def _unrolled(self, q: Tensor, past: Sequence[Pair]) -> Tensor:
-        """[B, heads, L, D]: over all of step 0 up to the own row, and of each later step the own row."""
-        (first, values), later = past[0], past[1:]
-        rows = q.shape[2]
-        q = q * self._width**-0.5
-        hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
-        scores = (q @ first.transpose(2, 3)).masked_fill(hidden, -torch.inf)
-        own = torch.stack([(q * k).sum(-1) for k, _ in later], -1)
-        weights = torch.cat([scores, own], -1).softmax(-1, dtype=torch.float32).to(q.dtype)
-        mixed = weights[..., :rows] @ values
-        for i, (_, v) in enumerate(later):
-            mixed = mixed + weights[..., rows + i, None] * v
-        return mixed
+    def forward(self, x: Tensor, rotation: Pair, view: View) -> Tensor:
+        """x [B, R, 2 * hidden] -> [B, R, hidden].
+
+        The heads that share a key lie side by side as rows, and the two softmaxes are joined by their sums: each of the
+        large [R, L] tensors costs more time than the products.
+        """
+        q = _rotated(self._split(self.q_proj(x)), rotation) * self._width**-0.5
+        batch, rows, (keys, values) = len(q), q.shape[2], view.text
+        grouped = q.reshape(batch, -1, self._group * rows, self._width)
+        shut = view.shut.repeat(1, self._group, 1)[:, None]
+        scores = (grouped @ keys.transpose(2, 3)).masked_fill(shut, -torch.inf)
+        highest = scores.detach().amax(-1, keepdim=True)
+        if view.own:
+            apart = grouped.view(batch, -1, self._group, rows, self._width)
+            own = torch.stack([(apart * k[:, :, None]).sum(-1).flatten(2) for k, _ in view.own], -1)
+            highest = torch.maximum(highest, own.detach().amax(-1, keepdim=True))
+        weights = (scores - highest).exp()
+        mixed, total = weights @ values, weights.sum(-1, keepdim=True)
+        for i, (_, v) in enumerate(view.own):
+            weight = (own[..., i, None] - highest).exp()
+            mixed, total = mixed + weight * v.repeat(1, 1, self._group, 1), total + weight
+        whole = (mixed / total).view(batch, -1, rows, self._width)
+        joined: Tensor = self.o_proj(whole.transpose(1, 2).flatten(2))
+        return joined
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self._width).transpose(1, 2)
@@ -112,10 +127,13 @@ class Layer(nn.Module):
         )
         self.self_attn, self.mlp = SelfAttention(shape), Mlp(shape)
 
-    def forward(self, embedding: Tensor, hidden: Tensor, rotation: Pair, past: list[Pair]) -> Tensor:
-        """Both [B, L, hidden] -> [B, L, hidden], before the last norm."""
-        both = torch.cat([self.input_layernorm(embedding), self.hidden_norm(hidden)], -1)
-        hidden = hidden + self.self_attn(both, rotation, past)
+    def inputs(self, embedding: Tensor, hidden: Tensor) -> Tensor:
+        """Both [..., hidden] -> [..., 2 * hidden]"""
+        return torch.cat([self.input_layernorm(embedding), self.hidden_norm(hidden)], -1)
+
+    def forward(self, inputs: Tensor, hidden: Tensor, rotation: Pair, view: View) -> Tensor:
+        """inputs [B, R, 2 * hidden], hidden [B, R, hidden] -> [B, R, hidden], before the last norm."""
+        hidden = hidden + self.self_attn(inputs, rotation, view)
         mixed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return mixed
 
@@ -131,13 +149,20 @@ class EagleHead(nn.Module):
         self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
 
-    def step(self, hidden: Tensor, embedding: Tensor, past: list[Pair]) -> Tensor:
-        """hidden [B, L, hidden]: `fc` of the features, later the step before; the layer's output, the next one's input.
-
-        `past` is an empty list at step 0, and grows by each step's keys and values.
+    def read(self, hidden: Tensor, embedding: Tensor, at: Tensor) -> View:
+        """What the rows `at` [B, R] see of texts, of which hidden [B, L, hidden] is `fc` of the features, and embedding
+        [B, L, hidden] that of the tokens one further.
         """
-        rotation = rotations(self.shape, hidden.shape[1], len(past), hidden.device)
-        output: Tensor = self.midlayer(embedding, hidden, rotation, past)
+        where = torch.arange(hidden.shape[1], device=hidden.device)
+        text = self.midlayer.self_attn.entries(self.midlayer.inputs(embedding, hidden), rotations(self.shape, where))
+        return View(text, where > at[..., None], at, [])
+
+    def step(self, k: int, hidden: Tensor, embedding: Tensor, view: View) -> Tensor:
+        """The layer's output [B, R, hidden] at step k, which is the next one's `hidden`; at step 0 that is `fc`'s."""
+        inputs, rotation = self.midlayer.inputs(embedding, hidden), rotations(self.shape, view.at + k)
+        if k > 0:
+            view.own.append(self.midlayer.self_attn.entries(inputs, rotation))
+        output: Tensor = self.midlayer(inputs, hidden, rotation, view)
         return output
 
     def logits(self, output: Tensor) -> Tensor:
@@ -146,11 +171,13 @@ class EagleHead(nn.Module):
         return scores
 
 
-def rotations(shape: HeadShape, rows: int, step: int, device: torch.device) -> Pair:
-    """cos and sin [rows, head dim / 2] of step `step`: row i stands at position i + step."""
+def rotations(shape: HeadShape, at: Tensor) -> Pair:
+    """cos and sin [..., rows, head dim / 2] of positions [..., rows], for tensors [B, heads, rows, D]."""
     half = shape.head_dim // 2
-    frequencies = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-    angles = (torch.arange(rows, device=device) + step)[:, None] * frequencies
+    frequencies = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=at.device) / half)
+    angles = at[..., None] * frequencies
+    if angles.dim() == 3:
+        angles = angles[:, None]  # the same for all heads of a text
     return angles.cos().float(), angles.sin().float()
 
 

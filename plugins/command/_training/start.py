@@ -14,6 +14,9 @@ from .head import EagleHead, HeadShape
 from .vocabulary import DraftVocabulary
 
 _LOOKED_AT = 500  # texts
+_FLAT = (
+    0.3  # of the target's own scale: what is handed through at first is the token before, and should not be sure of it
+)
 
 
 def shape_for(facts: dict[str, Any], draft_vocab: int) -> HeadShape:
@@ -54,6 +57,6 @@ def new_head(shape: HeadShape, target: Target, vocabulary: DraftVocabulary, scal
         head.lm_head.weight.copy_(target.head[vocabulary.ids].float())
         if target.facts["depth"] in target.facts["layers"]:
             at = target.facts["layers"].index(target.facts["depth"]) * shape.hidden_size
-            head.norm.weight.copy_(scale[at : at + shape.hidden_size])
+            head.norm.weight.copy_(_FLAT * scale[at : at + shape.hidden_size])
             head.fc.weight[:, at : at + shape.hidden_size] += torch.eye(shape.hidden_size)
     return head
