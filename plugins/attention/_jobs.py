@@ -140,7 +140,8 @@ def _cut(tiles: _Tiles, span: int) -> _Tiles:
         return tiles
     spans = np.where(long, (tiles.high - 1) // span - tiles.low // span + 1, 1)
     of, index = np.repeat(np.arange(len(spans)), spans), _within(spans)
-    cut = _Tiles(*(column[of] for column in tiles))
+    columns: list[Any] = [column[of] for column in tiles]
+    cut = _Tiles(*columns)
     first = cut.low // span + index
     low = np.where(index == 0, cut.low, first * span)
     high = np.where(index == spans[of] - 1, cut.high, (first + 1) * span)

@@ -469,7 +469,7 @@ int64_t phloem_scratch_floats(int64_t rows, int64_t k_dim, int64_t v_dim) {
     return up(Scratch::floats(rows, k_dim, v_dim), 16);
 }
 
-// One layer: k and v, rows `k_step` and `v_step` bytes apart and stored as they are, go to their slots; then all attend.
+// One layer: k and v, whose rows are `k_step` and `v_step` bytes apart, go to their slots as they are; then all attend.
 void phloem_attend(const Plan* plan, const float* q, int64_t q_step, const char* k, int64_t k_step, const char* v,
                    int64_t v_step, char* keys, char* values, float* out, float scale, float cap) {
     const Plan& p = *plan;
