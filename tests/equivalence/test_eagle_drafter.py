@@ -53,7 +53,7 @@ def some(*axes: list[Any]) -> list[tuple[Any, ...]]:
 
 # architecture and cache, head, breadth, page size, chunk, pool, overlap, draft size, host tier
 AXES: tuple[list[Any], ...] = (
-    [("llama", "radix"), ("llama", "chunk"), ("gemma3", "swa"), ("lfm2", "hybrid")], ["eagle3", "eagle", "eagle3+"],
+    [("llama", "radix"), ("llama", "chunk"), ("gemma3", "swa"), ("lfm2", "hybrid")], ["eagle3+", "eagle"],
     [1, 3], [1, 4], [3, 512], [4096, 220], ["off", "on"], ["adaptive", "fixed"], [False, True],
 )  # fmt: skip
 

@@ -290,7 +290,7 @@ def test_rows_are_right_after_much_traffic(
         schedule={"use": "priority", "chunk": 16, "max_running": 8},
         engine={"overlap": overlap},
     ) as running:
-        clients = [threading.Thread(target=traffic, args=(running, seed, 20)) for seed in range(4)]
+        clients = [threading.Thread(target=traffic, args=(running, seed, 12)) for seed in range(4)]
         for client in clients:
             client.start()
         for client in clients:
