@@ -39,7 +39,7 @@ class TrainDrafter:
         )
         parser.add_argument("--steps", type=positive, default=3, help="of the training-time test (3)")
         parser.add_argument("--rate", type=above_zero, default=1e-3, help="learning rate (0.001)")
-        parser.add_argument("--batch", type=positive, default=8192, help="tokens of a training step (8192)")
+        parser.add_argument("--batch", type=positive, default=2048, help="tokens of a training step (2048)")
         parser.add_argument("--talks", type=positive, default=128, help="conversations generated at a time (128)")
         parser.add_argument("--seed", type=natural, default=0, help="of texts and training")
         parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default: a GPU where there is one)")

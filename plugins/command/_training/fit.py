@@ -20,7 +20,7 @@ from .head import EagleHead
 DECAY = 0.8  # weight of each step's loss against that of the step before, as in the paper
 SAVE_S = 60.0
 _TESTED = 150  # texts that are held out, at most
-_WARM, _LEAST = 0.03, 0.02  # part of the run, and of the learning rate
+_WARM, _LEAST = 0.05, 0.02  # part of the run, and of the learning rate
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Settings:
     minutes: float | None = None
     steps: int = 3  # of the training-time test
     rate: float = 1e-3  # peak learning rate
-    batch: int = 8192  # tokens
+    batch: int = 2048  # tokens
     seed: int = 0
     device: str = "cpu"
     half: bool = False  # matrix products in bfloat16
