@@ -407,7 +407,7 @@ def test_a_kernel_that_cannot_is_refused_before_it_computes_something_else(tiny_
         engine(tiny_model("gemma3"), attention=plain)
     with pytest.raises(ConfigError, match=r"has no tree_mask, and spec.*:Right proposes drafts"):
         engine(llama, drafter="Right", attention=plain)
-    with pytest.raises(ConfigError, match=r"cache: cache.page_size: 8, and attention .*:Plain' takes pages of 1 or 4 t"):
+    with pytest.raises(ConfigError, match=r"cache: cache.page_size: 8, and attention .*:Plain' takes pages of 1 or 4"):
         engine(llama, attention=plain, cache={"page_size": 8})
     with engine(llama, drafter="Right", attention={"prefill": "torch", "decode": plain}) as running:
         assert running.generate(PROMPTS[0], greedy(2)).finish_reason == "length"
