@@ -16,7 +16,11 @@ from ._arguments import above_zero, natural, positive
 from ._machine import describe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._training.fit import Progress
     from ._training.gather import Target
+    from ._training.report import Report
 
 TOKENS, EPOCHS = 300_000, 10
 
@@ -127,13 +131,14 @@ def _fit(args: argparse.Namespace, texts: dict[str, Any], target: Target) -> Non
     from ._training.batches import held_out
     from ._training.checkpoint import write_head
     from ._training.corpus import Corpus
-    from ._training.fit import Fit, Progress, Settings
+    from ._training.fit import Fit, Settings
     from ._training.report import Report
     from ._training.start import feature_scale, new_head, shape_for
     from ._training.vocabulary import most_frequent
 
     corpus = Corpus(_folder(args, texts), texts)
-    samples = list(corpus.samples())
+    rounds = corpus.first(args.tokens)
+    samples = list(corpus.samples(rounds))
     known = [one for one in samples if not held_out(one)]
     if not known:
         raise ConfigError("the target wrote no answers to train on", hint="raise --tokens, or bring --prompts")
@@ -141,14 +146,14 @@ def _fit(args: argparse.Namespace, texts: dict[str, Any], target: Target) -> Non
     scale = feature_scale(known, len(target.facts["layers"]))
     epochs = args.epochs or (None if args.minutes else EPOCHS)
     device = _device(args)
-    amx = device != "cpu" or "amx_bf16" in describe()["flags"]
-    half = args.precision == "bfloat16" or (args.precision == "auto" and amx)
+    half = _half(args, device)
     settings = Settings(epochs, args.minutes, args.steps, args.rate, args.batch, args.seed, device, half)
     head = new_head(shape_for(target.facts, len(vocabulary.ids)), target, vocabulary, scale, args.seed)
     fit = Fit(head, samples, vocabulary.index(), scale, target.embed, settings)
-    run = [len(corpus.rounds), args.vocab, args.steps, args.rate, args.batch, args.seed, half]
+    run = [len(rounds), args.vocab, args.steps, args.rate, args.batch, args.seed, half]
     facts = {**target.facts, "name": Path(args.target).name}  # no path of this machine
-    training: dict[str, Any] = {"command": _command(args), "texts": len(known), "tokens": corpus.answers()}
+    answers = sum(len(one.tokens) - one.prompt_len for one in known)
+    training: dict[str, Any] = {"command": _command(args), "texts": len(known), "tokens": answers}
 
     def save() -> None:
         done = {"epochs": fit.at.epoch, "minutes": round(fit.at.elapsed / 60, 1), "history": fit.at.history[-1:]}
@@ -156,16 +161,27 @@ def _fit(args: argparse.Namespace, texts: dict[str, Any], target: Target) -> Non
 
     with Report("training") as report:
         report.line(f"{len(known)} texts, {len(vocabulary.ids)} draft tokens cover {100 * share:.1f} % of the answers")
-        told = [0]
-
-        def tell(part: float, at: Progress) -> None:
-            report.update(part, f"{at.step} steps, {at.epoch} epochs, loss {at.loss:.3f}")
-            for line in at.history[told[0] :]:
-                report.line(line)
-            told[0] = len(at.history)
-
-        quality = fit.run(corpus.folder / f"run-{_hash(run)}.pt", save, tell)
+        quality = fit.run(corpus.folder / f"run-{_hash(run)}.pt", save, _teller(report))
         report.line(f"{args.out}: {quality}")
+
+
+def _teller(report: Report) -> Callable[[float, Progress], None]:
+    """Shows where a run stands, and each new line of its history."""
+    told = [0]
+
+    def tell(part: float, at: Progress) -> None:
+        report.update(part, f"{at.step} steps, {at.epoch} epochs, loss {at.loss:.3f}")
+        for line in at.history[told[0] :]:
+            report.line(line)
+        told[0] = len(at.history)
+
+    return tell
+
+
+def _half(args: argparse.Namespace, device: str) -> bool:
+    """Whether bfloat16 is worth it: on accelerators, and on CPUs with tiles for it."""
+    able = device != "cpu" or "amx_bf16" in describe()["flags"]
+    return args.precision == "bfloat16" or (args.precision == "auto" and able)
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -217,6 +217,9 @@ def test_a_round_is_kept_whole(tmp_path: Path) -> None:
     corpus.add(0, [(3, Text([1, 2, 3, 4, 5], 2, True, states), best, chances)] * 2)
     assert corpus.answers() == 6
     assert corpus.prompts() == {(1, 2)}
+    corpus.add(1, [(4, Text([1, 2, 3], 1, True, states[:3]), best[:3], chances[:3])])
+    assert [len(corpus.first(tokens)) for tokens in (1, 6, 7, 100)] == [1, 1, 2, 2]
+    assert [one.talk for one in corpus.samples(corpus.first(6))] == [3, 3]
     one = list(corpus.samples())[1]
     assert (one.talk, one.prompt_len, one.greedy, one.tokens.tolist()) == (3, 2, True, [1, 2, 3, 4, 5])
     for mine, kept in ((states, one.states), (best, one.best), (chances, one.chances)):

@@ -48,12 +48,17 @@ class Corpus:
         return sorted(self.folder.glob("round-*.safetensors"))
 
     def answers(self) -> int:
-        """Tokens of all answers, from the files' headers and lengths."""
-        total = 0
+        """Tokens of all answers."""
+        return sum(map(_answers, self.rounds))
+
+    def first(self, tokens: int) -> list[Path]:
+        """The first rounds that have so many tokens of answers, or all: what others have added since is left out."""
+        chosen, have = list[Path](), 0
         for path in self.rounds:
-            with safe_open(path, "pt") as file:
-                total += int((file.get_tensor("lengths") - file.get_tensor("prompts")).sum())
-        return total
+            if have < tokens:
+                chosen.append(path)
+                have += _answers(path)
+        return chosen
 
     def prompts(self) -> set[tuple[int, ...]]:
         """The prompts of all texts, so that none comes twice."""
@@ -78,15 +83,20 @@ class Corpus:
         }
         save(self.folder / f"round-{number:05}.safetensors", made)
 
-    def samples(self) -> Iterator[Sample]:
-        """All texts, in the order of their making; views of files that are mapped, not read."""
-        for path in self.rounds:
+    def samples(self, rounds: Sequence[Path] | None = None) -> Iterator[Sample]:
+        """The texts of some rounds, or all, in the order of their making; views of files that are mapped, not read."""
+        for path in self.rounds if rounds is None else rounds:
             file = load_file(path)
             lengths = file["lengths"].tolist()
             each = [torch.split(file[name], lengths) for name in ("tokens", "states", "best", "chances")]
             heads = zip(file["talks"].tolist(), file["prompts"].tolist(), file["greedy"].tolist(), strict=True)
             for head, *rows in zip(heads, *each, strict=True):
                 yield Sample(*head, *rows)
+
+
+def _answers(path: Path) -> int:
+    with safe_open(path, "pt") as file:
+        return int((file.get_tensor("lengths") - file.get_tensor("prompts")).sum())
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
