@@ -22,7 +22,14 @@ def load(source: Path, cache: Path | None = None) -> ctypes.CDLL:
 
     Raises PluginError saying what is missing. Loading torch first lets both share torch's OpenMP runtime.
     """
-    folder = cache or Path.home() / ".cache" / "phloem" / "kernels"
+    try:
+        return _load(source, cache or Path.home() / ".cache" / "phloem" / "kernels")
+    except (OSError, RuntimeError) as error:  # no home, or a folder that cannot be written to or run from
+        hint = "the folder .cache/phloem in the user's home must be one that may be written to"
+        raise PluginError(f"{source.name} cannot be compiled and loaded: {error}", hint=hint) from error
+
+
+def _load(source: Path, folder: Path) -> ctypes.CDLL:
     built = folder / f"{source.stem}-{_key(source)}.so"
     if built.exists():
         try:

@@ -98,6 +98,15 @@ def test_a_build_is_kept_and_a_damaged_one_replaced(tmp_path: Path) -> None:
     assert kernels.load(source, cache).answer() == 43
 
 
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """So that `auto` falls back on torch, as without a compiler."""
+    source, folder = tmp_path / "thing.cpp", tmp_path / "file"
+    source.write_text('extern "C" int answer() { return 42; }')
+    folder.touch()
+    with pytest.raises(PluginError, match=r"thing\.cpp cannot be compiled and loaded: .*file"):
+        kernels.load(source, folder / "cache")
+
+
 def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     source = tmp_path / "broken.cpp"
     source.write_text("int main( {")
