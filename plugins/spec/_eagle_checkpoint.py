@@ -50,14 +50,13 @@ def read_checkpoint(folder: Path, model: ModelSpec) -> Checkpoint:
     """The head in a folder, held to the target. Raises ModelError saying what does not fit, and by how much."""
     config = _config(folder)
     tensors = {_name(name): tensor for name, tensor in _tensors(folder).items()}
-    query = tensors.get("self_attn.q_proj.weight")
-    if query is None or query.ndim != 2:
+    query, output = tensors.get("self_attn.q_proj.weight"), tensors.get("self_attn.o_proj.weight")
+    if query is None or output is None or query.ndim != 2 or output.ndim != 2:
         raise ModelError(
-            "it has no midlayer.self_attn.q_proj.weight, nor layers.0's: it is no EAGLE head",
+            "it has no midlayer.self_attn.q_proj.weight and o_proj.weight, nor layers.0's: it is no EAGLE head",
             hint="name a folder with a head that SpecForge, speculators or `phloem train-drafter eagle` has written",
         )
-    inner = config.get("transformer_layer_config") or config
-    shape = read_shape(config, query.shape[1] == 2 * int(inner.get("hidden_size") or 0), model)
+    shape = read_shape(config, query.shape[1] == 2 * output.shape[0], model)
     check_target(config, shape, model)
     tokens = _tokens(tensors.pop("d2t", None), tensors.pop("t2d", None), shape, model)
     if shape.algorithm == "eagle":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,25 +51,30 @@ def read_shape(config: Mapping[str, Any], wide: bool, model: ModelSpec) -> Shape
     inner, algorithm = _layout(config, "eagle3" if wide else "eagle")
     if algorithm != ("eagle3" if wide else "eagle"):
         raise ModelError(f"its config says {algorithm}, and its tensors are those of another algorithm")
-    missing = [name for name in _SIZES if not isinstance(inner.get(name), int)]
+    missing = [name for name in _SIZES if inner.get(name) is None]
     if missing:
         raise ModelError(f"its config.json lacks {', '.join(missing)}")
     if inner.get("hidden_act", "silu") not in _ACTIVATIONS:
         raise ModelError(f"its activation is {inner['hidden_act']!r}; only {_ACTIVATIONS[0]} is known")
-    heads, hidden = inner["num_attention_heads"], inner["hidden_size"]
-    return Shape(
+    heads, hidden = _whole(inner, "num_attention_heads"), _whole(inner, "hidden_size")
+    shape = Shape(
         algorithm=algorithm,
         layers=_layers(config, algorithm, model.depth),
         hidden=hidden,
-        intermediate=inner["intermediate_size"],
+        intermediate=_whole(inner, "intermediate_size"),
         heads=heads,
-        kv_heads=inner.get("num_key_value_heads") or heads,
-        head_dim=inner.get("head_dim") or hidden // heads,
-        eps=float(inner.get("rms_norm_eps", 1e-6)),
+        kv_heads=_whole(inner, "num_key_value_heads", heads),
+        head_dim=_whole(inner, "head_dim", hidden // heads),
+        eps=_positive(inner, "rms_norm_eps", 1e-6),
         rope=_rope(inner),
-        vocab=int(config.get("draft_vocab_size") or model.vocab_size) if wide else model.vocab_size,
+        vocab=_whole(config, "draft_vocab_size", model.vocab_size) if wide else model.vocab_size,
         norm_before_residual=bool(config.get("norm_before_residual", False)),
     )
+    if heads % shape.kv_heads:
+        raise ModelError(f"its {heads} attention heads do not share {shape.kv_heads} of keys and values evenly")
+    if shape.head_dim % 2:
+        raise ModelError(f"its heads are {shape.head_dim} wide, which cannot be rotated by pairs")
+    return shape
 
 
 def check_target(config: Mapping[str, Any], shape: Shape, model: ModelSpec) -> None:
@@ -115,6 +120,24 @@ def _layout(config: Mapping[str, Any], likely: str) -> tuple[Mapping[str, Any], 
     return config, likely
 
 
+def _whole(config: Mapping[str, Any], name: str, otherwise: int = 0) -> int:
+    """A size: a whole number above 0. What is absent or null is `otherwise`."""
+    value = config.get(name)
+    value = otherwise if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"its {name} is {value!r}, which is no size")
+    return value
+
+
+def _positive(config: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """A finite number above 0, likewise."""
+    value = config.get(name)
+    value = otherwise if value is None else value
+    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ModelError(f"its {name} is {value!r}, which is no number above 0")
+    return float(value)
+
+
 def _layers(config: Mapping[str, Any], algorithm: str, depth: int) -> tuple[int, ...]:
     """Whose states it reads.
 
@@ -123,13 +146,18 @@ def _layers(config: Mapping[str, Any], algorithm: str, depth: int) -> tuple[int,
     """
     if algorithm == "eagle":
         return (depth,)
-    told: Sequence[int] | None = config.get("layers") if "format" in config else None
+    told: Any = config.get("layers") if "format" in config else None
     if told is None:
         told = config.get("eagle_aux_hidden_state_layer_ids")
     nested = config.get("eagle_config")
     if told is None and isinstance(nested, dict) and nested.get("eagle_aux_hidden_state_layer_ids"):
-        told = [layer + 1 for layer in nested["eagle_aux_hidden_state_layer_ids"]]
-    return tuple(told) if told else (2, depth // 2, depth - 3)
+        told = nested["eagle_aux_hidden_state_layer_ids"]
+        told = [layer + 1 if isinstance(layer, int) else layer for layer in told] if isinstance(told, list) else told
+    if told is None:
+        return (2, depth // 2, depth - 3)
+    if not isinstance(told, list) or not told or not all(isinstance(layer, int) for layer in told):
+        raise ModelError(f"its layers are {told!r}, which are no numbers of layers")
+    return tuple(told)
 
 
 def _rope(inner: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -138,12 +166,16 @@ def _rope(inner: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if kind not in ("default", "linear", "llama3"):
         raise ModelError(f"its rope type is {kind!r}; known are default, linear and llama3")
     stretched["rope_type"] = kind
-    stretched.setdefault("rope_theta", inner.get("rope_theta", 10000.0))
+    stretched["rope_theta"] = _positive({**inner, **stretched}, "rope_theta", 10000.0)
     needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}.get(kind, ())
     if missing := [name for name in needed if stretched.get(name) is None]:
         raise ModelError(f"its rope type {kind!r} lacks {', '.join(missing)}")
     if kind == "llama3":
         stretched.setdefault("original_max_position_embeddings", 8192)
+        needed = (*needed, "original_max_position_embeddings")
+    stretched |= {name: _positive(stretched, name, 0.0) for name in needed}
+    if kind == "llama3" and stretched["low_freq_factor"] == stretched["high_freq_factor"]:
+        raise ModelError("its low_freq_factor and high_freq_factor are equal, which leaves nothing between them")
     return tuple(sorted((name, value) for name, value in stretched.items() if not isinstance(value, (dict, list))))
 
 

@@ -26,11 +26,12 @@ def locate(name: str, target: tuple[str, ...], shipped: Path = SHIPPED) -> Path:
     own = {head: path for head, _, path in heads(shipped)}
     if name in own:
         return own[name]
-    if _HUB_ID.fullmatch(name) and not folder.is_absolute():
+    if _HUB_ID.fullmatch(name) and not folder.is_absolute() and not folder.exists():
         return _download(name)
-    told = f"; shipped are {', '.join(own)}" if own else ""
+    told = "it is no folder" if folder.exists() else "no such folder, and no hub id"
+    told += f"; shipped are {', '.join(own)}" if own else ""
     raise ModelError(
-        f"there is no head '{name}': no such folder, and no hub id{told}",
+        f"there is no head '{name}': {told}",
         hint="give a folder with config.json and model.safetensors, or a hub id such as org/name",
     )
 
@@ -68,7 +69,7 @@ def _download(name: str) -> Path:
     except Exception as error:  # requests', httpx's or the hub library's own, depending on its version
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"'{name}' could not be downloaded from the Hugging Face hub: {reason}",
+            f"there is no folder '{name}', and it could not be downloaded from the Hugging Face hub: {reason}",
             hint="check the id, your network and (for gated repositories) `hf auth login`; or give a folder",
         ) from error
     return Path(kept)

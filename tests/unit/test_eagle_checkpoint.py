@@ -113,6 +113,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "its activation is 'gelu'"),
     ({"rope_scaling": {"rope_type": "yarn"}}, "its rope type is 'yarn'; known are"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "lacks low_freq_factor, high_freq_factor"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "its factor is 0, which is no number above 0"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 1}}, "are equal"),
+    ({"rope_theta": "10k"}, "its rope_theta is '10k', which is no number above 0"),
+    ({"rms_norm_eps": "x"}, "its rms_norm_eps is 'x', which is no number above 0"),
+    ({"hidden_size": None}, "its config.json lacks hidden_size"),
+    ({"hidden_size": 128}, "it wants features 128 wide where embeddings are 64"),
+    ({"num_attention_heads": 0}, "its num_attention_heads is 0, which is no size"),
+    ({"num_key_value_heads": 3}, "its 4 attention heads do not share 3 of keys and values evenly"),
+    ({"head_dim": 15}, "its heads are 15 wide, which cannot be rotated by pairs"),
+    ({"draft_vocab_size": "abc"}, "its draft_vocab_size is 'abc', which is no size"),
+    ({"layers": ["a", 1, 2]}, r"its layers are \['a', 1, 2\], which are no numbers of layers"),
+    ({"layers": []}, r"its layers are \[\], which are no numbers"),
 ]  # fmt: skip
 
 
@@ -200,6 +212,8 @@ def test_the_head_that_is_shipped_for_a_target(tmp_path: Path, target: Path) -> 
     ):
         locate("nothing", ("another",), tmp_path / "heads")
     assert locate(str(head), ()) == head
+    with pytest.raises(ModelError, match=r"there is no head '.*config\.json': it is no folder"):
+        locate(str(head / "config.json"), (), tmp_path / "heads")
 
 
 def test_shipped_heads_are_whole() -> None:
