@@ -52,7 +52,7 @@ class _Price:
 
     seconds: float = 0.0  # for one request
     level_s: float = 0.0  # of that for each level of the draft
-    width: int = 1  # most children of a node
+    width: int = 1  # most children of a node, where they were drawn
 
 
 class Sizer:
@@ -84,13 +84,14 @@ class Sizer:
         if not requests:
             return
         levels = max((max(draft.depths()) for draft in drafts), default=1)
-        price.width = max((max(Counter(draft.parents).values()) for draft in drafts), default=price.width)
+        drawn = [max(Counter(draft.parents).values()) for draft in drafts if draft.drawn is not None]
+        price.width = max(drawn, default=price.width)
         each = min(seconds / requests, 3 * (price.seconds or seconds))  # a long prompt that it reads is no measure
         price.seconds += 0.1 * (each - price.seconds)
         price.level_s += 0.1 * (each / levels - price.level_s)
 
     def width(self, name: str) -> int:
-        """Most children of a node in a drafter's last drafts."""
+        """Most children of a node in a drafter's last drafts that were drawn."""
         return self._price(name).width
 
     def pays(self, request: Request, name: str, budget: int, width: int = 1) -> int:

@@ -433,6 +433,14 @@ def test_siblings_that_are_verified_whatever_they_are_are_paid_for() -> None:
     assert made.sizer.width("toy0") == 3
 
 
+def test_siblings_that_are_cut_are_not_paid_for() -> None:
+    """A drafter may propose trees to greedy requests and draw chains for others."""
+    made, _ = sized(FLAT, Batched(depth=4, children=3))
+    assert made.sizer is not None
+    assert made.propose(request(), 16) is not None
+    assert made.sizer.width("toy0") == 1
+
+
 # --- drafts
 
 
