@@ -12,9 +12,11 @@ import pytest
 import torch
 from eagle_reference import ReferenceEagle3
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from phloem.errors import PhloemError
 from phloem.plugins.command._training import corpus as corpus_module
+from phloem.plugins.command._training import head as head_module
 from phloem.plugins.command._training.batches import Batch, collate, cropped, order
 from phloem.plugins.command._training.corpus import Corpus, Sample
 from phloem.plugins.command._training.fit import Fit, Progress, Settings
@@ -173,6 +175,55 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     assert resumed.at.history == whole.at.history
     for name, weight in whole.head.state_dict().items():
         assert torch.equal(weight, resumed.head.state_dict()[name]), name
+
+
+class Products(TorchDispatchMode):
+    """Shapes of all matrix products, those of the backward pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.attention = set[Any](), set[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for name, seen in (("mm", self.weights), ("bmm", self.attention)):
+            if func.overloadpacket.__name__ == name:
+                seen.add(tuple(tuple(each.shape) for each in args))
+        return func(*args, **(kwargs or {}))
+
+
+def filled(samples: list[Sample], monkeypatch: pytest.MonkeyPatch, block: int, part: int) -> tuple[Fit, Products]:
+    """An epoch, of which the gradients of the last step are kept."""
+    monkeypatch.setattr(head_module, "_BLOCK", block)
+    monkeypatch.setattr(head_module, "_PART", part)
+    run, seen = fit(samples, batch=300), Products()
+    with seen:
+        while run.at.epoch < 1:
+            run._train(0.5)
+    return run, seen
+
+
+def test_what_fills_up_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    samples = [random_sample(length, prompt) for length, prompt in ((9, 3), (70, 2), (70, 66), (64, 1), (5, 4))]
+    plain, padded = (filled(samples, monkeypatch, *sizes)[0] for sizes in ((1, 1), (128, 64)))
+    assert padded.at.loss == pytest.approx(plain.at.loss, rel=1e-5)
+    for (name, mine), theirs in zip(padded.head.named_parameters(), plain.head.parameters(), strict=True):
+        assert mine.grad is not None, name
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_few_shapes_reach_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a compiled product for each. A weight has three, for each number of blocks that a batch may have."""
+    torch.manual_seed(4)
+    lengths = torch.randint(20, 129, (40,)).tolist()
+    samples = [random_sample(n, int(torch.randint(1, n - 5, ()))) for n in lengths]
+    _, plain = filled(samples, monkeypatch, 1, 1)
+    run, padded = filled(samples, monkeypatch, 128, 64)
+    shapes = {tuple(weight.shape) for weight in run.head.parameters() if weight.dim() == 2}
+    blocks = -(-300 // 128)
+    assert len(padded.weights) <= 3 * len(shapes) * blocks < len(plain.weights) / 2
+    apart, together = ({(x[1:], y[1:]) for x, y in each.attention} for each in (plain, padded))  # of one text
+    assert len(together) <= 4 * 3 < len(apart) / 2  # four products; texts have one part or two, and rows up to that
 
 
 def test_time_ends_a_run(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Pair = tuple[Tensor, Tensor]  # keys and values, or cos and sin
+_BLOCK, _PART = 128, 64  # rows of a product, and of a text in attention, come in multiples of them
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,32 @@ class Norm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self._eps).to(x.dtype)
 
 
+class Linear(nn.Linear):
+    """Without bias. Rows of zeros fill the last block, and are cut off again: neither results nor gradients change.
+
+    Each batch has another number of rows, and on CPUs oneDNN compiles a bfloat16 product for each shape, of up to 5 MB,
+    and keeps a thousand of them: without blocks a long run grows by gigabytes. Attention has its own.
+    """
+
+    def __init__(self, width: int, to: int) -> None:
+        super().__init__(width, to, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., to]"""
+        rows = x.flatten(0, -2)
+        whole = F.linear(_filled(rows, _BLOCK), self.weight)
+        return whole[: len(rows)].view(*x.shape[:-1], self.out_features)
+
+
 @dataclass
 class View:
-    """What the unrolled rows of a batch see. L tokens a text, R rows; grows by `own` at every step but the first."""
+    """What the unrolled rows of a batch see. L tokens a text, R rows; grows by `own` at every step but the first. Here
+    L and R are whole parts: nobody sees the entries that fill up the last one, and nobody reads what its rows see.
+    """
 
     text: Pair  # keys and values [B, kv heads, L, D] of step 0
     shut: Tensor  # [B, R, L] bool: what lies behind a row
-    at: Tensor  # [B, R] where the rows stand in their texts
+    at: Tensor  # [B, rows] where the rows stand in their texts, without what fills up
     own: list[Pair]  # of later steps: [B, kv heads, R, D], each for its own row
 
 
@@ -64,10 +84,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._width, self._group = shape.head_dim, shape.num_attention_heads // shape.num_key_value_heads
         across, down = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = nn.Linear(2 * shape.hidden_size, across, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden_size, down, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden_size, down, bias=False)
-        self.o_proj = nn.Linear(across, shape.hidden_size, bias=False)
+        self.q_proj = Linear(2 * shape.hidden_size, across)
+        self.k_proj = Linear(2 * shape.hidden_size, down)
+        self.v_proj = Linear(2 * shape.hidden_size, down)
+        self.o_proj = Linear(across, shape.hidden_size)
 
     def entries(self, x: Tensor, rotation: Pair) -> Pair:
         """x [B, N, 2 * hidden] -> keys and values [B, kv heads, N, D]."""
@@ -79,7 +99,7 @@ class SelfAttention(nn.Module):
         The heads that share a key lie side by side as rows, and the two softmaxes are joined by their sums: each of the
         large [R, L] tensors costs more time than the products.
         """
-        q = _rotated(self._split(self.q_proj(x)), rotation) * self._width**-0.5
+        q = _filled(_rotated(self._split(self.q_proj(x)), rotation) * self._width**-0.5, _PART)
         batch, rows, (keys, values) = len(q), q.shape[2], view.text
         grouped = q.reshape(batch, -1, self._group * rows, self._width)
         shut = view.shut.repeat(1, self._group, 1)[:, None]
@@ -94,7 +114,7 @@ class SelfAttention(nn.Module):
         for i, (_, v) in enumerate(view.own):
             weight = (own[..., i, None] - highest).exp()
             mixed, total = mixed + weight * v.repeat(1, 1, self._group, 1), total + weight
-        whole = (mixed / total).view(batch, -1, rows, self._width)
+        whole = (mixed / total).view(batch, -1, rows, self._width)[:, :, : x.shape[1]]
         joined: Tensor = self.o_proj(whole.transpose(1, 2).flatten(2))
         return joined
 
@@ -107,9 +127,9 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.gate_proj = Linear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> the same."""
@@ -144,24 +164,28 @@ class EagleHead(nn.Module):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(shape.features * shape.hidden_size, shape.hidden_size, bias=False)
+        self.fc = Linear(shape.features * shape.hidden_size, shape.hidden_size)
         self.midlayer = Layer(shape)
         self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
+        self.lm_head = Linear(shape.hidden_size, shape.draft_vocab_size)
 
     def read(self, hidden: Tensor, embedding: Tensor, at: Tensor) -> View:
         """What the rows `at` [B, R] see of texts, of which hidden [B, L, hidden] is `fc` of the features, and embedding
         [B, L, hidden] that of the tokens one further.
         """
         where = torch.arange(hidden.shape[1], device=hidden.device)
-        text = self.midlayer.self_attn.entries(self.midlayer.inputs(embedding, hidden), rotations(self.shape, where))
-        return View(text, where > at[..., None], at, [])
+        rotation = rotations(self.shape, where)
+        keys, values = self.midlayer.self_attn.entries(self.midlayer.inputs(embedding, hidden), rotation)
+        text = _filled(keys, _PART), _filled(values, _PART)
+        last = _filled(at.clamp(max=len(where) - 1)[..., None], _PART)
+        return View(text, torch.arange(text[0].shape[2], device=at.device) > last, at, [])
 
     def step(self, k: int, hidden: Tensor, embedding: Tensor, view: View) -> Tensor:
         """The layer's output [B, R, hidden] at step k, which is the next one's `hidden`; at step 0 that is `fc`'s."""
         inputs, rotation = self.midlayer.inputs(embedding, hidden), rotations(self.shape, view.at + k)
         if k > 0:
-            view.own.append(self.midlayer.self_attn.entries(inputs, rotation))
+            keys, values = self.midlayer.self_attn.entries(inputs, rotation)
+            view.own.append((_filled(keys, _PART), _filled(values, _PART)))
         output: Tensor = self.midlayer(inputs, hidden, rotation, view)
         return output
 
@@ -169,6 +193,11 @@ class EagleHead(nn.Module):
         """[..., hidden] -> [..., draft vocab]"""
         scores: Tensor = self.lm_head(self.norm(output))
         return scores
+
+
+def _filled(x: Tensor, block: int) -> Tensor:
+    """[..., n, width] -> the same with rows of zeros up to a multiple of `block`."""
+    return F.pad(x, (0, 0, 0, -x.shape[-2] % block))
 
 
 def rotations(shape: HeadShape, at: Tensor) -> Pair:
