@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -31,11 +32,8 @@ def load(source: Path, cache: Path | None = None) -> ctypes.CDLL:
 
 def _load(source: Path, folder: Path) -> ctypes.CDLL:
     built = folder / f"{source.stem}-{_key(source)}.so"
-    if built.exists():
-        try:
-            return ctypes.CDLL(str(built))
-        except OSError:  # a damaged file: build it anew
-            built.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not there, or damaged: it is built anew
+        return ctypes.CDLL(str(built))
     folder.mkdir(parents=True, exist_ok=True)
     _compile(source, built)
     return ctypes.CDLL(str(built))

@@ -9,7 +9,8 @@
 // block's own highest score, and results are merged afterwards, blocks within a span and then spans, both cut at fixed
 // places of the context. So a query's result is the same to the bit whatever other queries, jobs and threads there are;
 // a job of several spans merges them itself, several jobs leave parts that are merged at the end. Only where a shared
-// range ends does the company of a query show, in the last bit: there a block is cut in two.
+// range ends does the company of a query show, in the last bit: there a block is cut in two, and where a job has several
+// spans behind it these are merged first.
 
 #include <algorithm>
 #include <cmath>
