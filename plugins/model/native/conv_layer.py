@@ -6,8 +6,8 @@ import torch
 
 from .config import Arch
 from .layers import Layer, Step
-from .linear import Linear
-from .packed import Gemm, PackedLinear
+from .linear import Linear, Norm
+from .packed import Operators, PackedLinear
 from .weights import Weights
 
 
@@ -22,24 +22,26 @@ class ConvLayer(Layer):
         assert kernel is not None, "a layer without a convolution"
         name = self.build.named
 
-        def linear(part: str, rows: int) -> Linear:
+        def linear(part: str, rows: int, before: Norm | None = None) -> Linear:
             weight = weights.matrix({f"{name(part)}.weight": rows}, hidden)
-            return Linear(weight, weights.vector({f"{name(part)}.bias": rows}) if arch.conv_bias else None)
+            bias = weights.vector({f"{name(part)}.bias": rows}) if arch.conv_bias else None
+            return Linear(weight, bias, before=before)
 
-        self.project, self.out = linear("conv.in_proj", 3 * hidden), linear("conv.out_proj", hidden)
+        self.project = linear("conv.in_proj", 3 * hidden, self.mixer_norm)
+        self.out = linear("conv.out_proj", hidden)
         self.filter = weights.tensor(f"{name('conv.conv')}.weight", hidden, 1, kernel)[:, 0]
         self.bias = weights.vector({f"{name('conv.conv')}.bias": hidden}) if arch.conv_bias else None
 
-    def pack(self, gemm: Gemm) -> None:
+    def pack(self, operators: Operators) -> None:
         """See `Layer.pack`."""
-        self.project = PackedLinear(gemm, self.project)
-        super().pack(gemm)
+        self.project = PackedLinear(operators, self.project)
+        super().pack(operators)
 
-    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def mix(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """The gated convolution, [T, hidden]."""
         assert step.conv is not None and step.states is not None, "a step without states"  # noqa: PT018
         (state,) = step.states.initial(self.recurrent)
-        b, c, x = self.project(x).chunk(3, dim=1)
+        b, c, x = self.project(h).chunk(3, dim=1)
         out, kept = step.conv(b * x, state, self.filter, self.bias)
         step.states.keep(self.recurrent, (kept,))
         return out.mul_(c)

@@ -12,8 +12,8 @@ from phloem.interfaces import AttentionStep
 from phloem.states import StateStep
 
 from .config import Arch
-from .linear import Linear
-from .packed import Gemm, PackedLinear
+from .linear import Linear, Norm
+from .packed import Operators, PackedLinear
 from .rope import Rope
 from .short_conv import ConvStep
 from .ssd import ScanStep
@@ -39,8 +39,8 @@ class Block(ABC):
         """h [T, hidden] -> [T, hidden], in place where it can be."""
 
     @abstractmethod
-    def pack(self, gemm: Gemm) -> None:
-        """Take packed matrices in place of the torch ones, one at a time: memory holds one of them twice."""
+    def pack(self, operators: Operators) -> None:
+        """Take compiled operators in place of torch's, one matrix at a time: memory holds one of them twice."""
 
     def finish(self) -> None:  # noqa: B027  (most have nothing to do)
         """Called once the weights are filled."""
@@ -54,44 +54,31 @@ class Layer(Block):
 
     def __init__(self, arch: Arch, index: int, weights: Weights) -> None:
         """Allocates the parameters in `weights`, which fills them later. `index` counts all layers."""
-        self.eps = arch.norm_eps
-        self.intermediate = arch.intermediate
-        self.gelu = arch.activation == "gelu_pytorch_tanh"
         self.build = build = Builder(arch, weights, f"{arch.family.root}.layers.{index}.")
-        gate_up = {"gate_proj": arch.intermediate, "up_proj": arch.intermediate}
-        self.gate_up = build.linear("mlp", gate_up, arch.hidden)
-        self.down = build.linear("mlp", {"down_proj": arch.hidden}, arch.intermediate)
-        self.mixer_norm = build.norm("input_layernorm")
         sandwich = arch.family.sandwich
-        self.mlp_norm = build.norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
+        self.mixer_norm = build.norm("input_layernorm")
+        before_mlp = build.norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
         self.after_mixer = build.norm("post_attention_layernorm") if sandwich else None
-        self.after_mlp = build.norm("post_feedforward_layernorm") if sandwich else None
+        after_mlp = build.norm("post_feedforward_layernorm") if sandwich else None
+        gate_up = {"gate_proj": arch.intermediate, "up_proj": arch.intermediate}
+        self.gate_up = build.linear("mlp", gate_up, arch.hidden, before=before_mlp, gate=arch.activation)
+        self.down = build.linear("mlp", {"down_proj": arch.hidden}, arch.intermediate, after=after_mlp)
         self.out: Linear
 
-    def pack(self, gemm: Gemm) -> None:
+    def pack(self, operators: Operators) -> None:
         """See `Block.pack`."""
-        self.out = PackedLinear(gemm, self.out)
-        self.gate_up = PackedLinear(gemm, self.gate_up)
-        self.down = PackedLinear(gemm, self.down)
+        self.out = PackedLinear(operators, self.out)
+        self.gate_up = PackedLinear(operators, self.gate_up)
+        self.down = PackedLinear(operators, self.down)
 
     def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """In place."""
-        mixed = self.mix(F.rms_norm(h, h.shape[1:], self.mixer_norm, self.eps), step)
-        h = self._add(h, self.out, mixed, self.after_mixer)
-        return self._add(h, self.down, self._gated(F.rms_norm(h, h.shape[1:], self.mlp_norm, self.eps)), self.after_mlp)
+        self.out.add_to(h, self.mix(h, step))
+        return self.down.add_to(h, self.gate_up(h))
 
     @abstractmethod
-    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """Normed x [T, hidden] -> what the output projection reads, [T, *]: here tokens meet those before them."""
-
-    def _gated(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = torch.split(self.gate_up(x), self.intermediate, dim=1)
-        return (F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)).mul_(up)
-
-    def _add(self, h: torch.Tensor, linear: Linear, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-        if norm is None:
-            return linear.add_to(h, x)
-        return h.add_(F.rms_norm(linear(x), h.shape[1:], norm, self.eps))
+    def mix(self, h: torch.Tensor, step: Step) -> torch.Tensor:
+        """h [T, hidden], not normed yet, -> what `out` reads, [T, *]: here tokens meet those before them."""
 
 
 class AttentionLayer(Layer):
@@ -105,39 +92,48 @@ class AttentionLayer(Layer):
         self.scale = arch.scale
         self.heads, self.kv_heads, self.head_dim = arch.heads, arch.kv_heads, arch.head_dim
         q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.qkv = self.build.linear("self_attn", {"q_proj": q, "k_proj": kv, "v_proj": kv}, arch.hidden)
-        self.out = self.build.linear("self_attn", {"o_proj": arch.hidden}, q)
+        qkv = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        self.qkv = self.build.linear("self_attn", qkv, arch.hidden, before=self.mixer_norm)
+        self.out = self.build.linear("self_attn", {"o_proj": arch.hidden}, q, after=self.after_mixer)
         self.q_norm = self.build.head_norm("q_norm") if arch.family.qk_norm else None
         self.k_norm = self.build.head_norm("k_norm") if arch.family.qk_norm else None
-        self.head_norms: torch.Tensor | None = None
+        self.head_norm: Norm | None = None
+        self.rotate = rotate
 
     def finish(self) -> None:
         """One [Hq + Hkv, D] table norms queries and keys in a single pass."""
         if self.q_norm is not None and self.k_norm is not None:
-            rows = [self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)]
-            self.head_norms = torch.cat(rows)
+            rows = [self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1)]
+            self.head_norm = Norm(torch.cat(rows), self.q_norm.eps)
 
-    def pack(self, gemm: Gemm) -> None:
+    def pack(self, operators: Operators) -> None:
         """See `Layer.pack`."""
-        self.qkv = PackedLinear(gemm, self.qkv)
-        super().pack(gemm)
+        self.qkv = PackedLinear(operators, self.qkv)
+        self.rotate = operators.rotate
+        super().pack(operators)
 
-    def mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def mix(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention, [T, heads * head_dim]."""
-        heads, kv_heads, dim = self.heads, self.kv_heads, self.head_dim
+        heads, kv_heads = self.heads, self.kv_heads
         assert self.rope is not None, "a layer that attends has a rotation"
         cos, sin = step.rotations[self.rope]
-        qkv = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, dim)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if self.head_norms is not None:
-            qk = F.rms_norm(qk, (dim,), None, self.eps) * self.head_norms
-        qk = rotate(qk, cos, sin)
+        qkv = self.qkv(h).view(h.shape[0], heads + 2 * kv_heads, self.head_dim)
+        v = qkv[:, heads + kv_heads :]
+        qk = self.rotate(qkv, heads + kv_heads, cos, sin, self.head_norm)
         out = step.attend(self.attending, qk[:, :heads], qk[:, heads:], v, scale=self.scale, window=self.window)
-        return out.reshape(x.shape[0], heads * dim)
+        return out.flatten(1)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs (i, i + D/2) of x [T, H, D]. cos, sin [T, 1, D], the first half of sin negated."""
+def rotate(
+    x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm | None = None
+) -> torch.Tensor:
+    """Rotate pairs (i, i + D/2) of the first `heads` of x [T, H, D], normed before with weights [heads, D]: [T, heads, D].
+
+    cos, sin [T, 1, D], the first half of sin negated. Their values in x are not needed any more.
+    """
+    x = x[:, :heads]
+    if norm is not None:
+        x = F.rms_norm(x, x.shape[2:], None, norm.eps) * norm.weight
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -149,22 +145,35 @@ class Builder:
         self._weights = weights
         self._prefix = prefix
 
-    def linear(self, block: str, parts: dict[str, int], columns: int) -> Linear:
+    def linear(
+        self,
+        block: str,
+        parts: dict[str, int],
+        columns: int,
+        *,
+        before: Norm | None = None,
+        gate: str | None = None,
+        after: Norm | None = None,
+    ) -> Linear:
         """A packed projection; biases exist where the architecture has them for all its parts."""
         names = {self.named(f"{block}.{name}"): rows for name, rows in parts.items()}
         weight = self._weights.matrix({f"{name}.weight": rows for name, rows in names.items()}, columns)
-        if not self._arch.biases.issuperset(parts):
-            return Linear(weight)
-        return Linear(weight, self._weights.vector({f"{name}.bias": rows for name, rows in names.items()}))
+        bias = None
+        if self._arch.biases.issuperset(parts):
+            bias = self._weights.vector({f"{name}.bias": rows for name, rows in names.items()})
+        return Linear(weight, bias, before=before, gate=gate, after=after)
 
-    def norm(self, name: str) -> torch.Tensor:
-        """An RMS norm's weight, [hidden]."""
-        return self._weights.vector({f"{self.named(name)}.weight": self._arch.hidden}, self._arch.family.norm_offset)
+    def norm(self, name: str) -> Norm:
+        """An RMS norm over [hidden]."""
+        return self._norm(name, self._arch.hidden)
 
-    def head_norm(self, name: str) -> torch.Tensor:
-        """An RMS norm's weight over one head, [head_dim]."""
-        parts = {f"{self.named(f'self_attn.{name}')}.weight": self._arch.head_dim}
-        return self._weights.vector(parts, self._arch.family.norm_offset)
+    def head_norm(self, name: str) -> Norm:
+        """An RMS norm over one head, [head_dim]."""
+        return self._norm(f"self_attn.{name}", self._arch.head_dim)
+
+    def _norm(self, name: str, length: int) -> Norm:
+        parts = {f"{self.named(name)}.weight": length}
+        return Norm(self._weights.vector(parts, self._arch.family.norm_offset), self._arch.norm_eps)
 
     def named(self, name: str) -> str:
         """A block or tensor of this layer as the checkpoint calls it."""

@@ -21,7 +21,7 @@ from .config import Arch, read_arch
 from .conv_layer import ConvLayer
 from .layers import AttentionLayer, Block, Step
 from .linear import Linear
-from .packed import Gemm, PackedLinear
+from .packed import Operators, PackedLinear
 from .rope import Rope
 from .short_conv import ConvStep
 from .ssd import ScanStep
@@ -68,7 +68,7 @@ class NativeModel:
         )
         head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
         self._head = Linear(head)
-        self._gemm: Gemm | None = None  # where matrices are packed
+        self._operators: Operators | None = None  # where matrices are packed
         self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
         tied = ("lm_head.weight",) if arch.tied else ()
         with torch.inference_mode():
@@ -93,16 +93,16 @@ class NativeModel:
             )
         if applies:
             try:
-                gemm = Gemm()
+                operators = Operators()
             except PluginError as error:
                 if product == "packed":
                     raise
                 log.warning("matrix products run on torch, several times slower for few rows: %s", error)
                 return
-            self._gemm = gemm
+            self._operators = operators
             for layer in self._layers:
-                layer.pack(gemm)
-            self._head = head = PackedLinear(gemm, self._head)
+                layer.pack(operators)
+            self._head = head = PackedLinear(operators, self._head)
             if self.arch.tied:
                 self._embed = head.rows
 
@@ -178,7 +178,7 @@ class NativeModel:
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
         """The model's own kernel for a weight [out, in] in its dtype, on its device."""
         linear = Linear(weight, bias)
-        return linear if self._gemm is None else PackedLinear(self._gemm, linear)
+        return linear if self._operators is None else PackedLinear(self._operators, linear)
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.arch.logit_softcap

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from .config import Arch
 from .layers import Block, Builder, Step
-from .linear import Linear
-from .packed import Gemm, PackedLinear
+from .linear import Linear, Norm
+from .packed import Operators, PackedLinear
 from .weights import Weights
 
 
@@ -24,14 +24,14 @@ class SsmLayer(Block):
         assert ssm is not None, "a layer without a recurrence"
         self.ssm, self.recurrent, self.eps = ssm, recurrent, arch.norm_eps
         build = Builder(arch, weights, f"{arch.family.root}.layers.{index}.")
-        self.norm = build.norm("norm")
         name = build.named("mixer")
 
-        def linear(part: str, rows: int, columns: int) -> Linear:
+        def linear(part: str, rows: int, columns: int, before: Norm | None = None) -> Linear:
             weight = weights.matrix({f"{name}.{part}.weight": rows}, columns)
-            return Linear(weight, weights.vector({f"{name}.{part}.bias": rows}) if ssm.bias else None)
+            bias = weights.vector({f"{name}.{part}.bias": rows}) if ssm.bias else None
+            return Linear(weight, bias, before=before)
 
-        self.project = linear("in_proj", ssm.inner + ssm.channels + ssm.heads, arch.hidden)
+        self.project = linear("in_proj", ssm.inner + ssm.channels + ssm.heads, arch.hidden, build.norm("norm"))
         self.out = linear("out_proj", arch.hidden, ssm.inner)
         self.filter = weights.tensor(f"{name}.conv1d.weight", ssm.channels, 1, ssm.kernel)[:, 0]
         self.filter_bias = weights.vector({f"{name}.conv1d.bias": ssm.channels}) if ssm.conv_bias else None
@@ -40,23 +40,22 @@ class SsmLayer(Block):
             weights.vector({f"{name}.{part}": ssm.heads}) for part in ("A_log", "D", "dt_bias")
         )
 
-    def pack(self, gemm: Gemm) -> None:
+    def pack(self, operators: Operators) -> None:
         """See `Block.pack`."""
-        self.project, self.out = PackedLinear(gemm, self.project), PackedLinear(gemm, self.out)
+        self.project, self.out = PackedLinear(operators, self.project), PackedLinear(operators, self.out)
 
     def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """h [T, hidden] -> [T, hidden]; the first such layer may turn it to float32."""
-        x = F.rms_norm(h.to(self.norm.dtype), h.shape[1:], self.norm, self.eps)
+        mixed = self._mix(self.project(h), step)
         if self.ssm.float_residual:
             h = h.float()
-        mixed = self._mix(x, step)
         return self.out.add_to(h, mixed) if h.dtype == mixed.dtype else h + self.out(mixed)
 
-    def _mix(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def _mix(self, projected: torch.Tensor, step: Step) -> torch.Tensor:
         ssm, states = self.ssm, step.states
         assert states is not None and step.conv is not None and step.scan is not None, "a step without states"  # noqa: PT018
         before, state = states.initial(self.recurrent)
-        z, xbc, dt = torch.split(self.project(x), [ssm.inner, ssm.channels, ssm.heads], dim=1)
+        z, xbc, dt = torch.split(projected, [ssm.inner, ssm.channels, ssm.heads], dim=1)
         xbc, inputs = step.conv(xbc, before, self.filter, self.filter_bias)
         width = ssm.groups * ssm.state
         own, b, c = torch.split(F.silu(xbc).float(), [ssm.inner, width, width], dim=1)
@@ -68,4 +67,4 @@ class SsmLayer(Block):
         y = (y + own * self.skip.float()[:, None]).flatten(1) * F.silu(z.float())
         groups = y.view(-1, ssm.groups, ssm.inner // ssm.groups)
         y = F.rms_norm(groups, groups.shape[-1:], None, self.eps).flatten(1)
-        return self.gated_norm * y.to(x.dtype)
+        return self.gated_norm * y.to(projected.dtype)

@@ -1,5 +1,6 @@
-"""A packed float32 matrix product in C++, compiled once per machine."""
+"""A decoder layer's float32 operators in C++, compiled once per machine; weights packed for them."""
 
-from .product import Gemm, PackedLinear
+from .operators import Operators
+from .product import PackedLinear
 
-__all__ = ["Gemm", "PackedLinear"]
+__all__ = ["Operators", "PackedLinear"]

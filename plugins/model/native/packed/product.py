@@ -3,54 +3,41 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from phloem.kernels import load
+from ..linear import GATES, Linear
+from .operators import Matrix, Operators
 
-from ..linear import Linear
-
-_POINTER, _INT64, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-
-
-class Gemm:
-    """The compiled functions. One per model; raises PluginError where they cannot be built."""
-
-    def __init__(self) -> None:
-        library = load(Path(__file__).with_name("gemm.cpp"))
-        library.phloem_panel.restype = _INT64
-        library.phloem_panel.argtypes = ()
-        self.panel: int = library.phloem_panel()
-        self.pack = self._function(library.phloem_pack, (_POINTER, _INT64, _INT64, _POINTER, _INT))
-        self.multiply = self._function(
-            library.phloem_gemm,
-            (_POINTER, _INT64, _INT64, _POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64, _INT, _INT),
-        )
-
-    @staticmethod
-    def _function(function: Any, arguments: Sequence[type]) -> Callable[..., None]:
-        function.argtypes = tuple(arguments)
-        function.restype = None
-        made: Callable[..., None] = function
-        return made
+_GATES = {None: 0, **{name: number for number, name in enumerate(GATES, 1)}}  # as operators.cpp numbers them
 
 
 class PackedLinear(Linear):
-    """A Linear whose weight [out, in], float32 on the CPU, lies in panels; the original is not kept."""
+    """A Linear whose weight [out, in], float32 on the CPU, lies in panels; the original is not kept.
 
-    __slots__ = ("_gemm", "_inputs", "_outputs")
+    Norms, gate and residual are part of the one call. `weight` is [panels, in, width of a panel].
+    """
 
-    def __init__(self, gemm: Gemm, linear: Linear) -> None:
-        self._gemm = gemm
-        self.bias = linear.bias
+    __slots__ = ("_address", "_matrix", "_operators", "_outputs", "_scratch")
+
+    def __init__(self, operators: Operators, linear: Linear) -> None:
+        super().__init__(linear.weight, linear.bias, before=linear.before, gate=linear.gate, after=linear.after)
+        self._operators = operators
         weight = linear.weight.contiguous()
-        self._outputs, self._inputs = weight.shape
-        panels = -(-self._outputs // gemm.panel)
-        self.weight = torch.empty(panels, self._inputs, gemm.panel)
-        gemm.pack(weight.data_ptr(), self._outputs, self._inputs, self.weight.data_ptr(), torch.get_num_threads())
+        rows, inputs = weight.shape
+        self._outputs = rows if self.gate is None else rows // 2
+        each = operators.lanes * (2 if self.gate is None else 1)
+        self.weight = torch.empty(-(-self._outputs // each), inputs, 2 * operators.lanes)
+        self._scratch = (inputs if self.before else 0) + (self._outputs if self.after else 0)  # floats a row
+        self._matrix = matrix = Matrix(panels=self.weight.data_ptr(), n=rows, k=inputs, gate=_GATES[self.gate])
+        self._address = ctypes.addressof(matrix)
+        if self.bias is not None:
+            matrix.bias = self.bias.data_ptr()
+        if self.before is not None:
+            matrix.before, matrix.before_eps = self.before.weight.data_ptr(), self.before.eps
+        if self.after is not None:
+            matrix.after, matrix.after_eps = self.after.weight.data_ptr(), self.after.eps
+        operators.pack(self._address, weight.data_ptr(), self.weight.data_ptr(), torch.get_num_threads())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> [T, out]."""
@@ -61,14 +48,17 @@ class PackedLinear(Linear):
         return self._multiply(x, total, add=True)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Rows of the original weight, [K] -> [K, in]."""
-        return self.weight[outputs // self._gemm.panel, :, outputs % self._gemm.panel]
+        """Rows of the original weight, [K] -> [K, in]; not of a gated one."""
+        width = self.weight.shape[2]
+        return self.weight[outputs // width, :, outputs % width]
 
     def _multiply(self, x: torch.Tensor, y: torch.Tensor, *, add: bool) -> torch.Tensor:
-        x = x if x.stride(1) == 1 else x.contiguous()
-        bias = self.bias.data_ptr() if self.bias is not None else None
-        self._gemm.multiply(
-            x.data_ptr(), x.shape[0], x.stride(0), self.weight.data_ptr(), self._outputs, self._inputs,
-            bias, y.data_ptr(), y.stride(0), add, torch.get_num_threads(),
-        )  # fmt: skip
+        rows, (step, apart) = x.shape[0], x.stride()
+        if apart != 1:
+            x = x.contiguous()
+            step = x.stride(0)
+        scratch = self._operators.scratch(rows * self._scratch) if self._scratch else None
+        self._operators.multiply(
+            self._address, x.data_ptr(), rows, step, y.data_ptr(), y.stride(0), add, scratch, torch.get_num_threads()
+        )
         return y
