@@ -4,7 +4,9 @@
 // A decode step has few rows, and then the weights' way from memory is the floor: every byte should be read once and
 // cost nothing beside it. So w lies in panels of PANEL outputs, [panel][k][PANEL], which are streamed through once per
 // call. A panel is held against up to ROWS rows of x at a time, whose sums stay in registers; further blocks of rows
-// find the panel in the cache, and each block fetches its share of the next panel, so that memory is busy all the while.
+// find the panel in the cache, and each block fetches its share of the panels to come, so that memory is busy all the
+// while. These are fetched STREAMS at a time, from each a line in turn: one stream alone, which crosses a page every few
+// rows, gets neither memory nor the processor's own prefetching up to speed.
 // With more rows than that can hide, the same tile runs at the vector units' rate.
 // Tile shape after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 //
@@ -16,6 +18,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include <omp.h>
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16, ROWS = 12;  // 24 sums, 2 weights: of 32 registers
 #elif defined(__AVX2__)
@@ -24,6 +28,8 @@ constexpr int LANES = 8, ROWS = 6;  // 12 sums, 2 weights, 1 broadcast: of 16 re
 constexpr int LANES = 4, ROWS = 8;  // NEON, SSE
 #endif
 constexpr int PANEL = 2 * LANES;
+constexpr int STREAMS = 4;
+constexpr int LINE = 16;  // floats
 typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 typedef uint32_t bits __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 
@@ -124,12 +130,22 @@ struct Product {
     }
 };
 
+struct Ahead {  // what a block fetches meanwhile: row i of it from stream i % STREAMS
+    const float* from;
+    int64_t apart, step;  // from stream to stream; from row to row of a stream
+
+    void fetch(int64_t i) const {
+        const float* line = from + i % STREAMS * apart + i / STREAMS * step;
+        for (int j = 0; j < PANEL; j += LINE) __builtin_prefetch(line + j);
+    }
+};
+
 template <int R>
-static void block(const Product& p, const float* w, const float* next, int64_t step, int64_t row, int64_t panel) {
+static void block(const Product& p, const float* w, const Ahead& ahead, int64_t row, int64_t panel) {
     vec low[R] = {}, high[R] = {};
     const float* x = p.x + row * p.ldx;
-    for (int64_t i = 0; i < p.matrix.k; i++, w += PANEL, next += step) {
-        __builtin_prefetch(next);  // never read, so it may lie past the end
+    for (int64_t i = 0; i < p.matrix.k; i++, w += PANEL) {
+        ahead.fetch(i);
         const vec first = *(const vec*)w, second = *(const vec*)(w + LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -142,7 +158,7 @@ static void block(const Product& p, const float* w, const float* next, int64_t s
     for (int r = 0; r < R; r++) p.finish(low[r], high[r], row + r, panel);
 }
 
-using Block = void (*)(const Product&, const float*, const float*, int64_t, int64_t, int64_t);
+using Block = void (*)(const Product&, const float*, const Ahead&, int64_t, int64_t);
 static constexpr Block BLOCKS[] = {block<1>, block<2>, block<3>, block<4>,  block<5>,  block<6>,
 #if !defined(__AVX2__) || defined(__AVX512F__)
                                    block<7>, block<8>,
@@ -152,13 +168,19 @@ static constexpr Block BLOCKS[] = {block<1>, block<2>, block<3>, block<4>,  bloc
 #endif
 };
 
-// Rows are cut into equal blocks of at most ROWS.
-static void multiply(const Product& p, int64_t m, int64_t panel) {
+// Panels [first, last), one after the other. Rows are cut into equal blocks of at most ROWS.
+static void multiply(const Product& p, int64_t m, int64_t first, int64_t last) {
     const int64_t blocks = (m + ROWS - 1) / ROWS, size = p.matrix.k * PANEL;
-    const float* w = p.matrix.panels + panel * size;
-    for (int64_t b = 0; b < blocks; b++) {
-        const int64_t from = b * m / blocks, to = (b + 1) * m / blocks;
-        BLOCKS[to - from - 1](p, w, w + size + b * size / blocks, PANEL / blocks, from, panel);
+    for (int64_t panel = first; panel < last; panel++) {
+        const float* w = p.matrix.panels + panel * size;
+        const int64_t at = (panel - first) % STREAMS, next = panel - at + STREAMS;
+        const float* group = p.matrix.panels + std::min(next, last - STREAMS) * size;
+        for (int64_t b = 0; b < blocks; b++) {
+            const int64_t from = b * m / blocks, to = (b + 1) * m / blocks;
+            const int64_t share = (at * blocks + b) * p.matrix.k / (STREAMS * blocks);  // rows that others have fetched
+            const Ahead ahead = next < last ? Ahead{group + share * PANEL, size, PANEL / blocks} : Ahead{w, 0, 0};
+            BLOCKS[to - from - 1](p, w, ahead, from, panel);
+        }
     }
 }
 
@@ -207,8 +229,8 @@ void phloem_multiply(const Matrix* matrix, const float* x, int64_t m, int64_t ld
             for (int64_t row = 0; row < m; row++)
                 norm(x + row * ldx, matrix->before, matrix->before_eps, k, scratch + row * k, false);
         }
-#pragma omp for schedule(static) nowait
-        for (int64_t panel = 0; panel < matrix->count(); panel++) multiply(p, m, panel);
+        const int64_t team = omp_get_num_threads(), member = omp_get_thread_num(), panels = matrix->count();
+        multiply(p, m, member * panels / team, (member + 1) * panels / team);
         if (matrix->after) {
 #pragma omp barrier
 #pragma omp for schedule(static) nowait
