@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"attention": ROOT / "plugins" / "attention", "gemm": ROOT / "plugins" / "model" / "native"}
+FOLDERS = {"attention": ROOT / "plugins" / "attention", "operators": ROOT / "plugins" / "model" / "native"}
 FLAGS = ("-std=c++17", "-O1", "-g", "-fopenmp", "-fno-sanitize-recover=all")
 
 

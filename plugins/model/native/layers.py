@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,27 +115,24 @@ class AttentionLayer(Layer):
 
     def mix(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention, [T, heads * head_dim]."""
-        heads, kv_heads = self.heads, self.kv_heads
         assert self.rope is not None, "a layer that attends has a rotation"
-        cos, sin = step.rotations[self.rope]
-        qkv = self.qkv(h).view(h.shape[0], heads + 2 * kv_heads, self.head_dim)
-        v = qkv[:, heads + kv_heads :]
-        qk = self.rotate(qkv, heads + kv_heads, cos, sin, self.head_norm)
-        out = step.attend(self.attending, qk[:, :heads], qk[:, heads:], v, scale=self.scale, window=self.window)
-        return out.flatten(1)
+        qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
+        q, k, v = self.rotate(qkv, self.heads, self.kv_heads, *step.rotations[self.rope], self.head_norm)
+        return step.attend(self.attending, q, k, v, scale=self.scale, window=self.window).flatten(1)
 
 
 def rotate(
-    x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm | None = None
-) -> torch.Tensor:
-    """Rotate pairs (i, i + D/2) of the first `heads` of x [T, H, D], normed before with weights [heads, D]: [T, heads, D].
+    qkv: torch.Tensor, heads: int, kv_heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm | None
+) -> Sequence[torch.Tensor]:
+    """qkv [T, Hq + 2 Hkv, D] -> q [T, Hq, D] and k [T, Hkv, D], normed with weights [Hq + Hkv, D] and rotated; and v.
 
-    cos, sin [T, 1, D], the first half of sin negated. Their values in x are not needed any more.
+    Pairs are (i, i + D/2); cos, sin [T, 1, D], the first half of sin negated. qkv is not needed any more.
     """
-    x = x[:, :heads]
+    qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], 1)
     if norm is not None:
-        x = F.rms_norm(x, x.shape[2:], None, norm.eps) * norm.weight
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
+        qk = F.rms_norm(qk, qk.shape[2:], None, norm.eps) * norm.weight
+    qk = (qk * cos).addcmul_(qk.roll(qk.shape[2] // 2, -1), sin)
+    return *torch.split(qk, [heads, kv_heads], 1), v
 
 
 class Builder:

@@ -41,12 +41,12 @@ class NativeModel:
     capabilities = frozenset({"tree_mask", "sparse_head", "hidden_states", "parts"})
 
     class Options(BaseModel):
-        """How its matrices are multiplied."""
+        """How its matrices are multiplied, and what goes along with that computed."""
 
         model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
         product: Literal["auto", "packed", "torch"] = "auto"
-        """`packed`: a C++ kernel for float32 on CPUs; `auto` takes it where it applies and compiles, else `torch`."""
+        """`packed`: C++ operators for float32 on CPUs; `auto` takes them where they apply and compile, else `torch`."""
 
     def __init__(self, options: Options, context: PluginContext) -> None:
         """Loads `context.extras["path"]` in `context.dtype` on `context.device`; raises ModelError."""
@@ -68,7 +68,7 @@ class NativeModel:
         )
         head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
         self._head = Linear(head)
-        self._operators: Operators | None = None  # where matrices are packed
+        self._operators: Operators | None = None  # the compiled ones, where they are used
         self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
         tied = ("lm_head.weight",) if arch.tied else ()
         with torch.inference_mode():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,15 @@ class Operators:
         return self._scratch.data_ptr()
 
     def rotate(
-        self, x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm | None
-    ) -> torch.Tensor:
-        """`layers.rotate`, in place. x [T, H, D] float32, the elements of a token side by side."""
-        tokens, step, dim = x.shape[0], x.stride(0), x.shape[2]
+        self, qkv: torch.Tensor, heads: int, kv_heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm | None
+    ) -> Sequence[torch.Tensor]:
+        """`layers.rotate`, in place: qkv float32, each token's elements side by side; cos and sin without gaps."""
         weights, eps = (None, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps)
         self._rotate(
-            x.data_ptr(), tokens, step, heads, dim, weights, eps, cos.data_ptr(), sin.data_ptr(), torch.get_num_threads()
-        )
-        return x[:, :heads]
+            qkv.data_ptr(), qkv.shape[0], qkv.stride(0), heads + kv_heads, qkv.shape[2], weights, eps,
+            cos.data_ptr(), sin.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return torch.split(qkv, [heads, kv_heads, kv_heads], 1)
 
 
 def _function(function: Any, *arguments: type) -> Callable[..., None]:

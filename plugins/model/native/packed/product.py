@@ -9,7 +9,7 @@ import torch
 from ..linear import GATES, Linear
 from .operators import Matrix, Operators
 
-_GATES = {None: 0, **{name: number for number, name in enumerate(GATES, 1)}}  # as operators.cpp numbers them
+_GATES: dict[str | None, int] = {name: i for i, name in enumerate((None, *GATES))}  # as operators.cpp numbers them
 
 
 class PackedLinear(Linear):
