@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -14,12 +12,10 @@ import pytest
 import torch
 from scipy import stats as statistics
 
-from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, prompts, serve, tiny_reference
-from equivalence.test_text_drafters import PATTERN, TOY, logprobs_of, told
+from equivalence.drafter_rig import COUNT, KINDS, PATTERN, TOY, run_features, run_kind, some
+from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, prompts, tiny_reference
 from phloem import SamplingParams
-from phloem.results import Result
 
-COUNT = 24
 Tiny = Callable[[str], Path]
 
 
@@ -28,11 +24,6 @@ def spec_of(tiny_model: Tiny, kind: str, **options: Any) -> list[dict[str, Any]]
     arch = {"itself": "llama", "another": "qwen2", "windows": "mistral"}[kind.removesuffix("+")]
     beside = [{"use": "grammar"}, {"use": "ngram", "min_match": 1}] if kind.endswith("+") else []
     return [*beside, {"use": "draft", "model": str(tiny_model(arch)), **options}]
-
-
-def some(*axes: list[Any]) -> list[tuple[Any, ...]]:
-    """A hundred of all combinations; the same on every call."""
-    return random.Random(3).sample(list(itertools.product(*axes)), 100)
 
 
 # --- greedy, against transformers
@@ -57,21 +48,9 @@ def run_combination(
     overlap: str,
     size: str,
 ) -> dict[str, Any]:
-    folder = tiny_model(arch)
-    asked = prompts(6)
-    sections: dict[str, Any] = {
-        "cache": {"use": cache, "page_size": page, "tokens": pool},
-        "schedule": {"chunk": chunk},
-        "engine": {"overlap": overlap, "draft_size": size},
-        "spec": spec_of(tiny_model, kind, breadth=breadth, tokens=slots, catch_up=64),
-    }
-    with engine(folder, **sections) as running:
-        for _ in range(2):
-            for result in serve(running, folder, asked, COUNT):
-                assert result.usage.completion_tokens == COUNT
-        running.check()
-        stats = dict(running.stats())
-    assert stats["drafter_failures"] == {}
+    spec = spec_of(tiny_model, kind, breadth=breadth, tokens=slots, catch_up=64)
+    below = {"use": cache, "page_size": page, "tokens": pool}
+    stats = run_features(tiny_model(arch), prompts(6), spec, below, chunk, overlap, size)
     if size == "fixed":
         assert stats["draft_tokens"] > 30
     if pool == 220 and cache == "radix":
@@ -122,65 +101,23 @@ def test_its_own_drafts_are_all_accepted(tiny_model: Tiny, page: int) -> None:
 
 # --- grammars, stop strings, logprobs, streams, several choices, seeds: against the same engine without drafters
 
-# drafter, breadth, grammar, stop strings, logprobs, streamed, n, temperature, page size, verification
-KINDS: tuple[list[Any], ...] = (
-    ["itself", "another"], [1, 2], [None, PATTERN], [(), (" fox", "e", "the ")], [None, 2], [False, True], [1, 3],
-    [0.0, 0.9], [1, 4], ["match", "rejection"],
-)  # fmt: skip
+# drafter, breadth, what requests ask for, verification
+ASKED: tuple[list[Any], ...] = (["itself", "another"], [1, 2], *KINDS, ["match", "rejection"])
 
 
-def run_kind(
-    tiny_model: Tiny,
-    kind: str,
-    breadth: int,
-    regex: str | None,
-    stop: tuple[str, ...],
-    logprobs: int | None,
-    streamed: bool,
-    n: int,
-    heat: float,
-    page: int,
-    verify: str,
-) -> None:
-    """Seeded requests, so `rejection` verifies them as `match` does."""
-    asked = prompts(4)
-    params = SamplingParams(
-        temperature=heat, seed=7, n=n, max_tokens=30, ignore_eos=regex is None, regex=regex, stop=list(stop),
-        logprobs=logprobs, repetition_penalty=1.0 if n == 1 else 1.1,
-    )  # fmt: skip
-
-    def run(drafters: list[dict[str, Any]], how: str) -> tuple[list[Result], list[Any], dict[str, Any]]:
-        sections: dict[str, Any] = {"cache": {"page_size": page}, "engine": {"verify": how}}
-        with engine(tiny_model("llama"), grammar=TOY, spec=drafters, **sections) as running:
-            deltas: list[Any] = []
-            for prompt in asked if streamed else []:
-                outputs = [piece.outputs[0] for piece in running.stream(prompt, params)]
-                for i in range(n):
-                    own = [output for output in outputs if output.index == i]
-                    deltas.append(("".join(o.text for o in own), [t for o in own for t in o.token_ids]))
-            results = running.generate(asked, params)
-            running.check()
-            return results, deltas, dict(running.stats())
-
-    plain, streams, _ = run([], "match")
-    drafted, streams_too, stats = run(spec_of(tiny_model, kind, breadth=breadth), verify)
-    assert told(drafted) == told(plain)
-    assert streams_too == streams
-    if logprobs is not None:
-        assert logprobs_of(drafted) == pytest.approx(logprobs_of(plain), abs=1e-3)
-    assert stats["drafter_failures"] == {}
-    assert stats["draft_tokens"] > 0
+def run_asked(tiny_model: Tiny, kind: str, breadth: int, *asked: Any) -> None:
+    run_kind(tiny_model("llama"), prompts(4), spec_of(tiny_model, kind, breadth=breadth), *asked)
 
 
-@pytest.mark.parametrize("kind", pairwise(*KINDS))
+@pytest.mark.parametrize("kind", pairwise(*ASKED))
 def test_pairs_of_kinds(tiny_model: Tiny, kind: tuple[Any, ...]) -> None:
-    run_kind(tiny_model, *kind)
+    run_asked(tiny_model, *kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", some(*KINDS))
+@pytest.mark.parametrize("kind", some(*ASKED))
 def test_many_kinds(tiny_model: Tiny, kind: tuple[Any, ...]) -> None:
-    run_kind(tiny_model, *kind)
+    run_asked(tiny_model, *kind)
 
 
 # --- rejection sampling

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, serve, tiny_reference
+from equivalence.drafter_rig import COUNT, KINDS, logprobs_of, run_features, run_kind, told
+from equivalence.harness import TOYS, assert_same, engine, greedy, pairwise, tiny_reference
 from phloem import SamplingParams
-from phloem.results import Result
 
-COUNT = 24
 SPECS: dict[str, list[dict[str, Any]]] = {
     "ngram": [{"use": "ngram", "min_match": 1, "breadth": 3}],
     "suffix": [{"use": "suffix", "min_match": 1, "factor": 8.0, "breadth": 3}],
     "both": [{"use": "suffix", "min_match": 1}, {"use": "ngram", "min_match": 1}],
     "led": [{"use": "ngram", "min_match": 1}, {"use": "grammar"}, {"use": "suffix", "min_match": 1}],
 }
-TOY = {"use": "phloem.testing.toy_grammar:ToyGrammar"}
-PATTERN = r"((the|a) (quick|slow) (fox|dog)s?( and so on)?, ){1,3}end\."
 
 
 def repetitive(folder: Path, count: int = 6) -> list[list[int]]:
@@ -49,20 +46,8 @@ AXES = (list(SPECS), ["radix", "chunk", "swa"], [1, 4], [3, 512], [4096, 220], [
 def run_combination(
     folder: Path, spec: str, cache: str, page: int, chunk: int, pool: int, overlap: str, size: str
 ) -> dict[str, Any]:
-    prompts = repetitive(folder)
-    sections: dict[str, Any] = {
-        "cache": {"use": cache, "page_size": page, "tokens": pool},
-        "schedule": {"chunk": chunk},
-        "engine": {"overlap": overlap, "draft_size": size},
-        "spec": SPECS[spec],
-    }
-    with engine(folder, **sections) as running:
-        for _ in range(2):
-            for result in serve(running, folder, prompts, COUNT):
-                assert result.usage.completion_tokens == COUNT
-        running.check()
-        stats = dict(running.stats())
-    assert stats["drafter_failures"] == {}
+    below = {"use": cache, "page_size": page, "tokens": pool}
+    stats = run_features(folder, repetitive(folder), SPECS[spec], below, chunk, overlap, size)
     if size == "fixed":
         assert stats["accepted_tokens"] > 30
     if pool == 220 and (cache == "radix" or (cache == "chunk" and folder.name == "llama")):  # no pool for windows
@@ -93,81 +78,23 @@ def test_all_combinations(tiny_model: Callable[[str], Path], arch: str, combinat
 # --- grammars, stop strings, logprobs, streams, several choices: against the same engine without drafters
 
 
-def told(results: Sequence[Result]) -> list[Any]:
-    """All that a caller is told, but for log-probabilities."""
-    rows = [
-        (output.token_ids, output.text, output.finish_reason, output.stop_reason)
-        for result in results
-        for output in result.outputs
-    ]
-    return [*rows, *(result.usage.completion_tokens for result in results)]
+# drafters, and what requests ask for
+ASKED = (list(SPECS), *KINDS)
 
 
-def logprobs_of(results: Sequence[Result]) -> list[float]:
-    """Of every emitted token and its alternatives."""
-    found: list[float] = []
-    for output in (output for result in results for output in result.outputs):
-        assert output.logprobs is not None
-        assert [each.token_id for each in output.logprobs] == output.token_ids
-        found += [value for each in output.logprobs for value in (each.logprob, *(p for _, p in each.top))]
-    return found
+def run_asked(folder: Path, spec: str, *kind: Any) -> None:
+    run_kind(folder, repetitive(folder, 4), SPECS[spec], *kind)
 
 
-# drafters, grammar, stop strings, logprobs, streamed, n, temperature, page size
-STOPS: list[tuple[str, ...]] = [(), (" fox", "e", "the ")]
-KINDS = (list(SPECS), [None, PATTERN], STOPS, [None, 2], [False, True], [1, 3], [0.0, 0.9], [1, 4])
-
-
-def run_kind(
-    folder: Path,
-    spec: str,
-    regex: str | None,
-    stop: tuple[str, ...],
-    logprobs: int | None,
-    streamed: bool,
-    n: int,
-    heat: float,
-    page: int,
-) -> None:
-    prompts = repetitive(folder, 4)
-    params = SamplingParams(
-        temperature=heat, seed=7, n=n, max_tokens=40, ignore_eos=regex is None, regex=regex, stop=list(stop),
-        logprobs=logprobs, repetition_penalty=1.0 if n == 1 else 1.1,
-    )  # fmt: skip
-
-    def run(drafters: list[dict[str, Any]]) -> tuple[list[Result], list[Any], dict[str, Any]]:
-        with engine(folder, grammar=TOY, spec=drafters, cache={"page_size": page}) as running:
-            deltas: list[Any] = []
-            for prompt in prompts if streamed else []:
-                outputs = [piece.outputs[0] for piece in running.stream(prompt, params)]
-                for i in range(n):
-                    own = [output for output in outputs if output.index == i]
-                    deltas.append(("".join(o.text for o in own), [t for o in own for t in o.token_ids]))
-            results = running.generate(prompts, params)
-            if streamed:  # a character that was split would read otherwise
-                whole = [(output.text, output.token_ids) for result in results for output in result.outputs]
-                assert deltas == whole
-            running.check()
-            return results, deltas, dict(running.stats())
-
-    (plain, streams, _), (drafted, streams_too, stats) = run([]), run(SPECS[spec])
-    assert told(drafted) == told(plain)
-    assert streams_too == streams
-    if logprobs is not None:
-        assert logprobs_of(drafted) == pytest.approx(logprobs_of(plain), abs=1e-3)
-    assert stats["drafter_failures"] == {}
-    assert stats["draft_tokens"] > 0
-
-
-@pytest.mark.parametrize("kind", pairwise(*KINDS))
+@pytest.mark.parametrize("kind", pairwise(*ASKED))
 def test_pairs_of_kinds(tiny_model: Callable[[str], Path], kind: tuple[Any, ...]) -> None:
-    run_kind(tiny_model("llama"), *kind)
+    run_asked(tiny_model("llama"), *kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(itertools.product(*KINDS)))
+@pytest.mark.parametrize("kind", list(itertools.product(*ASKED)))
 def test_all_kinds(tiny_model: Callable[[str], Path], kind: tuple[Any, ...]) -> None:
-    run_kind(tiny_model("llama"), *kind)
+    run_asked(tiny_model("llama"), *kind)
 
 
 # --- edges: what lies behind an end is never emitted and never billed
