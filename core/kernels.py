@@ -14,6 +14,7 @@ from pathlib import Path
 
 from phloem.errors import PluginError
 
+HEADER = Path(__file__).with_name("vectors.h")  # sources may include it
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 TIMEOUT_S = 120
 
@@ -42,9 +43,10 @@ def _load(source: Path, folder: Path) -> ctypes.CDLL:
 def _key(source: Path) -> str:
     """Changes with the source, the flags and the processor, so that a cache folder may be shared by machines."""
     info = Path("/proc/cpuinfo")
-    flags = [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features", "model name"))][:2]
-    parts = (source.read_text(), *FLAGS, platform.machine(), platform.processor(), *flags) if info.exists() else ()
-    return hashlib.sha256("\n".join(parts or (source.read_text(), platform.machine())).encode()).hexdigest()[:16]
+    told = info.read_text().splitlines() if info.exists() else []
+    processor = [line for line in told if line.startswith(("flags", "Features", "model name"))][:2]
+    parts = (source.read_text(), HEADER.read_text(), *FLAGS, platform.machine(), platform.processor(), *processor)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _compile(source: Path, target: Path) -> None:
@@ -53,10 +55,9 @@ def _compile(source: Path, target: Path) -> None:
         raise PluginError("there is no C++ compiler (g++ or clang++)", hint="install one, e.g. `apt install g++`")
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
+    command = [compiler, *FLAGS, f"-I{HEADER.parent}", str(source), "-o", name]
     try:
-        done = subprocess.run(
-            [compiler, *FLAGS, str(source), "-o", name], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise PluginError(f"{compiler} cannot compile {source.name}: {lines[0]}", hint="update the compiler")

@@ -2,19 +2,12 @@
 
 #include "paged.cpp"
 
+#include "drawn.h"
+
 #include <array>
 #include <cstdio>
 #include <random>
 #include <vector>
-
-static std::mt19937 generator(1);
-
-static std::vector<float> drawn(int64_t count) {
-    std::normal_distribution<float> normal;
-    std::vector<float> made(count);
-    for (float& x : made) x = normal(generator);
-    return made;
-}
 
 struct Case {
     int64_t heads, kv_heads, k_dim, v_dim, kind, threads;

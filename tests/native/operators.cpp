@@ -2,19 +2,12 @@
 
 #include "packed/operators.cpp"
 
+#include "drawn.h"
+
 #include <cmath>
 #include <cstdio>
 #include <random>
 #include <vector>
-
-static std::mt19937 generator(1);
-
-static std::vector<float> drawn(int64_t count) {
-    std::normal_distribution<float> normal;
-    std::vector<float> made(count);
-    for (float& x : made) x = normal(generator);
-    return made;
-}
 
 static std::vector<double> normed(const std::vector<double>& x, const std::vector<float>& w, int64_t n, double eps) {
     std::vector<double> y(x.size());

@@ -29,7 +29,7 @@ def test_nothing_is_touched_that_should_not_be(name: str, machine: str, tmp_path
     assert compiler is not None, "the other tests of these kernels need one too"
     program = tmp_path / name
     source = ROOT / "tests" / "native" / f"{name}.cpp"
-    flags = [*FLAGS, f"-march={machine}", "-fsanitize=address,undefined", f"-I{FOLDERS[name]}"]
+    flags = [*FLAGS, f"-march={machine}", "-fsanitize=address,undefined", f"-I{FOLDERS[name]}", f"-I{ROOT / 'core'}"]
     command = [compiler, *flags, str(source), "-o", str(program)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
