@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from phloem.plugins.model.native.linear import Linear
-from phloem.plugins.model.native.packed import Operators, PackedLinear
+from phloem.interfaces import PluginContext
+from phloem.linear import Linear
+from phloem.plugins.quant.none import NoQuant
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))  # qkv, out, gate and up, down
 LAYERS = 30
@@ -36,9 +37,9 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args(arguments).rounds
     plain = [Linear(torch.randn(shape)) for _ in range(LAYERS) for shape in SHAPES]
-    operators = Operators()
-    packed = [PackedLinear(operators, linear) for linear in plain]
-    megabytes = sum(linear.weight.numel() for linear in plain) * 4 / 1e6
+    quant = NoQuant(NoQuant.Options(product="packed"), PluginContext("quant", "none"))
+    packed = [quant.linear(linear) for linear in plain]
+    megabytes = sum(linear.floats().numel() for linear in plain) * 4 / 1e6
     show(f"{megabytes:.0f} MB of weights, {torch.get_num_threads()} threads\n")
     show("| rows | packed ms | x one row | torch ms | x one row | torch / packed | GB/s | GF/s |")
     show("|---|---|---|---|---|---|---|---|")

@@ -2,7 +2,7 @@
 
 One thread, and the time that this thread has computed, so other programs disturb little (they still take bandwidth and
 cache). No engine: the model's forward pass and output head over `rows` requests of `--context` tokens each, with the
-compiled operators and with torch's (`product: torch`), one step of each in turn; medians over `--rounds`.
+compiled operators and with torch's (`quant: {product: torch}`), one step of each in turn; medians over `--rounds`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import torch
 from phloem.interfaces import PluginContext
 from phloem.plugins.attention.cpu_paged import CpuAttention
 from phloem.plugins.model.native import NativeModel
+from phloem.plugins.model.native.rotation import rotate
+from phloem.plugins.quant.none import NoQuant
 from phloem.testing.ragged import Part, Ragged
 
 ROWS = (1, 8, 64)
@@ -54,15 +56,16 @@ class Stepper:
     """A model and its texts, which become a token longer with each step."""
 
     def __init__(self, path: str, product: Literal["packed", "torch"], rows: int, context: int, rounds: int) -> None:
-        about = PluginContext("model", "native", dtype="float32", extras={"path": path})
-        self.model = NativeModel(NativeModel.Options(product=product), about)
+        quant = NoQuant(NoQuant.Options(product=product), PluginContext("quant", "none", dtype="float32"))
+        about = PluginContext("model", "native", dtype="float32", extras={"path": path, "quant": quant})
+        self.model = NativeModel(NativeModel.Options(), about)
         self.spent: dict[str, float] = defaultdict(float)
         for layer in self.model._layers:
             for name in MATRICES:
                 if hasattr(layer, name):
                     setattr(layer, name, Timed(getattr(layer, name), "matrices", self.spent))
             if hasattr(layer, "rotate"):
-                layer.rotate = Timed(layer.rotate, "rotation", self.spent)
+                layer.rotate = Timed(layer.rotate if product == "packed" else rotate, "rotation", self.spent)
         self._attention = CpuAttention(CpuAttention.Options(), PluginContext("attention", "cpu"))
         self._rows = rows
         self._ragged = Ragged(self.model.spec, slots=rows * (context + rounds + 2))

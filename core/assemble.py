@@ -24,7 +24,7 @@ from .filters import needs_tokens
 from .grammars import Grammars
 from .holds import Holds
 from .hooks import ObserverSet
-from .interfaces import Attention, Cache, Model, PluginContext, PoolGroup, ServiceInfo
+from .interfaces import Attention, Cache, Model, PluginContext, PoolGroup, Quant, ServiceInfo
 from .ledger import Ledger
 from .loop import Parts
 from .memory import MemoryPlan, plan_memory
@@ -46,9 +46,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def build_parts(config: Config) -> Parts:
     """The parts of a ready engine. Raises ConfigError, PluginError or ModelError. Loads weights: may take seconds."""
     device = _device(config)
-    context = PluginContext("model", config.model.use, device=str(device), dtype=config.model.dtype)
-    context.extras["path"] = config.model.path
-    model: Model = build("model", config.model, context)
+    where: dict[str, Any] = {"device": str(device), "dtype": config.model.dtype}
+    quant: Quant = build("quant", config.quant, PluginContext("quant", config.quant.use, **where))
+    extras: dict[str, Any] = {"path": config.model.path, "quant": quant}
+    model: Model = build("model", config.model, PluginContext("model", config.model.use, **where, extras=extras))
     config.check_requires("model", model.spec.name, model.spec.capabilities)
     tokenizer = Tokenizer(model.tokenizer)
     base: dict[str, Any] = {"model": model.spec, "tokenizer": tokenizer, "device": str(device)}
@@ -62,7 +63,7 @@ def build_parts(config: Config) -> Parts:
     _check_states(use, model.spec, groups)
     ahead = config.engine.overlap == "on" or (config.engine.overlap == "auto" and device.type != "cpu")
     dtype = _DTYPES[model.spec.dtype]
-    extras: dict[str, Any] = {"path": model.path, "asked": config.model.path}
+    extras = {"path": model.path, "asked": config.model.path}
     drafters = [(section.use, make("spec", section, extras=extras)) for section in config.spec]
     drafting = Drafting(drafters, model.spec.vocab_size)
     lodging = Lodging.of(drafting.lodgers, config.schedule.max_running, model.spec, groups)

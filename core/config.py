@@ -21,7 +21,7 @@ from . import config_sections as s
 from .config_layers import LISTS, NAMES, SLOTS, Layer, get, read_layers, walk
 from .config_yaml import KeyPath, Mark, dotted
 from .errors import ConfigError, PluginError
-from .registry import AUTO, Registry, did_you_mean
+from .registry import AUTO, OPTIONAL, Registry, did_you_mean
 from .tier_setup import unmet_by_cache
 
 
@@ -31,6 +31,7 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: s.ModelSection
+    quant: s.QuantSection
     cache: s.CacheSection
     schedule: s.ScheduleSection
     grammar: s.GrammarSection
@@ -172,7 +173,7 @@ def _exact_model(layers: Sequence[Layer], registry: Registry, problems: list[str
 
 def exact_section(base: type[s.PluginSection], registry: Registry, kind: str, use: str) -> type[s.PluginSection]:
     """The section class with the options of plugin `use` mixed in; PluginError if the plugin cannot be used."""
-    if (use == "none" and kind in ("grammar", "events", "key", "storage")) or (use == "auto" and kind in AUTO):
+    if (use == "none" and kind in OPTIONAL) or (use == "auto" and kind in AUTO):
         return base
     plugin: Any = registry.load(kind, use)
     shared = {*base.model_fields, "plugin", "options"} & set(plugin.Options.model_fields)
@@ -264,7 +265,7 @@ _Providers = Mapping[str, Sequence[tuple[str, frozenset[str], KeyPath]]]
 def _static_providers(config: Config) -> _Providers:
     """What can be judged before the model is known: the kinds that plugins require something of, but for the model."""
     chosen = list(plugin_sections(config))
-    wanted = {need.partition(":")[0] for *_, item in chosen for need in getattr(item.plugin, "requires", ())}
+    wanted = {need.partition(":")[0] for _, kind, item in chosen for need in _requires(kind, item)}
     later = {"model", "cache"} if config.cache.use == "auto" else {"model"}
     providers: dict[str, list[tuple[str, frozenset[str], KeyPath]]] = {kind: [] for kind in wanted - later}
     for path, kind, section in chosen:
@@ -276,10 +277,16 @@ def _static_providers(config: Config) -> _Providers:
     return {kind: found or [("none", frozenset(), (kind,))] for kind, found in providers.items()}
 
 
+def _requires(kind: str, section: s.PluginSection) -> frozenset[str]:
+    """What a plugin asks of others, as its class says; a quant asks for a model that leaves its matrices to it."""
+    own = frozenset(getattr(section.plugin, "requires", ()))
+    return own | {"model:quant"} if kind == "quant" and section.use != "none" else own
+
+
 def _unmet(config: Config, providers: _Providers) -> Iterator[str]:
     """A problem for each requirement on one of the providers that it does not meet."""
-    for path, _, section in plugin_sections(config):
-        for need in sorted(getattr(section.plugin, "requires", ())):
+    for path, asking, section in plugin_sections(config):
+        for need in sorted(_requires(asking, section)):
             kind, _, capability = need.partition(":")
             for name, capabilities, target in providers.get(kind, ()):
                 if capability not in capabilities:

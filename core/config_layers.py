@@ -22,6 +22,7 @@ log = logging.getLogger("phloem.config")
 
 SLOTS: dict[tuple[str, ...], tuple[str, type[s.PluginSection]]] = {
     ("model",): ("model", s.ModelSection),
+    ("quant",): ("quant", s.QuantSection),
     ("cache",): ("cache", s.CacheSection),
     ("cache", "eviction"): ("eviction", s.PluginSection),
     ("cache", "key"): ("key", s.PluginSection),

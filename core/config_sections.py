@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,51 +9,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from .config_sizes import AutoSize as AutoSize
+from .config_sizes import Size as Size
 from .errors import PluginError
 from .registry import Registry, did_you_mean
-
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:([kKmMgGtT])(?:i[bB])?)?")
-_UNITS = {None: 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_size(value: Any) -> int:
-    """`2GiB`, `16k`, `4096`: suffixes k, M, G, T (or KiB, MiB, ...) are powers of 1024, for bytes and counts alike."""
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match:
-        size = float(match[1]) * 1024 ** _UNITS[match[2] and match[2].lower()]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        size = value
-    else:
-        raise ValueError("must be a whole number, or one with a suffix such as 16k or 2GiB (powers of 1024)")
-    if not math.isfinite(size) or size != int(size):
-        raise ValueError("must be a whole number")
-    return int(size)
-
-
-def _auto_size(value: Any) -> Any:
-    if value != "auto" and parse_size(value) < 1:
-        raise ValueError("must be auto, or at least 1")
-    return value if value == "auto" else parse_size(value)
-
-
-_SIZE_SCHEMA = {
-    "anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^[0-9.]+ *([kKmMgGtT](i[bB])?)?$"}],
-    "format": "size",
-}
-_AUTO_SCHEMA = {"anyOf": [{"const": "auto"}, _SIZE_SCHEMA]}
-Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)]
-AutoSize = Annotated[int | Literal["auto"], BeforeValidator(_auto_size), WithJsonSchema(_AUTO_SCHEMA)]
 
 
 class Section(BaseModel):
@@ -127,6 +93,13 @@ class ModelSection(PluginSection):
     """What the API calls the model; default: derived from `path`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and KV; `auto` is float32 on a CPU and the checkpoint's own type on a GPU."""
+
+
+class QuantSection(PluginSection):
+    """How the model's matrices are kept and multiplied (docs/quantization.md)."""
+
+    use: str = "none"
+    """Quant plugin; `none` keeps them in `model.dtype`."""
 
 
 class ComponentsSection(Section):

@@ -43,6 +43,7 @@ from .policies import Policy as Policy
 from .policies import PreemptingPolicy as PreemptingPolicy
 from .policies import QueuePolicy as QueuePolicy
 from .pool import KVStore, SlotPool
+from .quants import Quant as Quant
 from .request import Namespace
 from .storage import Storage as Storage
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from phloem.errors import PluginError
 
-HEADER = Path(__file__).with_name("vectors.h")  # sources may include it
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "product.h"))  # sources may include them
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
 TIMEOUT_S = 120
 
@@ -45,7 +45,8 @@ def _key(source: Path) -> str:
     info = Path("/proc/cpuinfo")
     told = info.read_text().splitlines() if info.exists() else []
     processor = [line for line in told if line.startswith(("flags", "Features", "model name"))][:2]
-    parts = (source.read_text(), HEADER.read_text(), *FLAGS, platform.machine(), platform.processor(), *processor)
+    headers = [header.read_text() for header in HEADERS]
+    parts = (source.read_text(), *headers, *FLAGS, platform.machine(), platform.processor(), *processor)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -55,7 +56,7 @@ def _compile(source: Path, target: Path) -> None:
         raise PluginError("there is no C++ compiler (g++ or clang++)", hint="install one, e.g. `apt install g++`")
     handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(handle)
-    command = [compiler, *FLAGS, f"-I{HEADER.parent}", str(source), "-o", name]
+    command = [compiler, *FLAGS, f"-I{HEADERS[0].parent}", str(source), "-o", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if done.returncode:

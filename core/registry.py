@@ -29,10 +29,12 @@ KINDS = (
 )
 AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("cpu", "torch")}
 AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "swa", "hybrid")}
+OPTIONAL = frozenset({"grammar", "events", "key", "storage"})  # kinds of which `use: none` means no plugin
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
     **{"spec": "Drafter", "grammar": "Grammar", "sampler": "LogitsProcessor", "api": "Api", "parser": "Parser"},
     **{"events": "Events", "key": "KeyScheme", "component": "Component", "storage": "Storage"},
+    "quant": "Quant",
 }
 _OURS = "phloem"
 
@@ -164,11 +166,12 @@ class Registry:
 def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any:
     """Construct the plugin that a config section (or a bare name, with default options) chooses.
 
-    None for `use: none`. `use: auto` is resolved by `context.extras["path"]`, for attention by the context itself.
+    None for `use: none` of an `OPTIONAL` kind. `use: auto` is resolved by `context.extras["path"]`, for attention by
+    the context itself.
     Whatever the constructor raises becomes a PluginError that names the plugin, unless it is a PhloemError already.
     """
     use = choice if isinstance(choice, str) else choice.use
-    if use == "none":
+    if use == "none" and kind in OPTIONAL:
         return None
     if isinstance(choice, str) or choice.plugin is None:
         registry, subject = Registry(), context if kind == "attention" else context.extras.get("path", "")

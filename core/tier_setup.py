@@ -162,6 +162,7 @@ def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[
         "loader": f"{type(model).__module__}:{type(model).__qualname__}",
         "loader_version": _version(type(model)),
         "options": options.model_dump(mode="json"),
+        "quant": config.quant.model_dump(mode="json"),
         "tokenizer": hashlib.sha256(tokenizer.encode("utf-8", "surrogatepass")).hexdigest(),
         "dtype": model.spec.dtype,
         "page_size": ledger.page_size,

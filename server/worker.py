@@ -194,7 +194,7 @@ def _chosen(config: Config, core: EngineCore) -> dict[str, str]:
     auto["cache"] = type(core.parts.ledger.cache)
     names = {(found.kind, found.target.partition(":")[2]): found.name for found in Registry().found()}
     single = {kind: names.get((kind, cls.__name__), cls.__name__) for kind, cls in auto.items()}
-    single |= {"schedule": config.schedule.use, "grammar": config.grammar.use}
+    single |= {"schedule": config.schedule.use, "grammar": config.grammar.use, "quant": config.quant.use}
     single |= {"events": config.events.use, "storage": config.cache.disk.use}
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}

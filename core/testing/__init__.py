@@ -24,6 +24,7 @@ SUITES = {
     "model": "ModelSuite",
     "observer": "ObserverSuite",
     "parser": "ParserSuite",
+    "quant": "QuantSuite",
     "sampler": "SamplerSuite",
     "schedule": "ScheduleSuite",
     "spec": "SpecSuite",

@@ -60,6 +60,7 @@ $attributes'''
 SECTIONS = {
     "api": "server: {apis: [openai, $name]}",
     "attention": "attention: {use: $name}",
+    "quant": "quant: {use: $name}",
     "cache": "cache: {use: $name}",
     "component": "cache: {components: {window: {use: $name}}}",
     "events": "events: {use: $name}",
@@ -208,6 +209,33 @@ from pydantic import BaseModel, ConfigDict
         return self._kernel.prepare(batch, kv)
 '''
 
+_QUANT = f'''{_HEAD}import torch
+from phloem.interfaces import PluginContext
+from phloem.linear import Linear
+from pydantic import BaseModel, ConfigDict
+{_CLASS}
+    blocks = frozenset()  # kinds of stored blocks, such as Q8_0, that it runs as they are
+
+    def __init__(self, options: Options, context: PluginContext) -> None:
+        pass
+
+    def linear(self, linear: Linear) -> Linear:
+        """Called once per matrix, while a model loads."""
+        return HalfLinear(linear)
+
+
+class HalfLinear(Linear):
+    """Half the memory of float32; widened for each product, which is slow: replace it, and keep the test."""
+
+    def __init__(self, linear: Linear) -> None:
+        along = {{"before": linear.before, "gate": linear.gate, "after": linear.after}}
+        super().__init__(linear.floats().half(), linear.bias, **along)
+
+    def floats(self) -> torch.Tensor:
+        """The weight as the products of `Linear` take it."""
+        return super().floats().float()
+'''
+
 _GRAMMAR = f'''{_HEAD}from phloem.constraint import Constraint, Unenforced
 from phloem.interfaces import Matcher, PluginContext
 from phloem.testing import ToyGrammar
@@ -340,6 +368,7 @@ BODIES = {
     "key": (_KEY, "KeySuite", ""),
     "observer": (_OBSERVER, "ObserverSuite", ""),
     "parser": (_PARSER, "ParserSuite", '    templates = ("<call>",)\n    texts = ("<call>no call</call>",)\n'),
+    "quant": (_QUANT, "QuantSuite", ""),
     "sampler": (
         _SAMPLER,
         "SamplerSuite",

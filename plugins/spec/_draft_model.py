@@ -10,7 +10,7 @@ from phloem import inputs
 from phloem.batch import Plan, Segment
 from phloem.errors import ModelError
 from phloem.holds import Holds
-from phloem.interfaces import Attention, Cache, Model, PluginContext
+from phloem.interfaces import Attention, Cache, Model, PluginContext, Quant
 from phloem.ledger import Ledger
 from phloem.pool import KVStore, SlotPool
 from phloem.registry import build
@@ -21,10 +21,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class DraftModel:
     """A model of its own and what it needs to run: slots, attention, and a tree of what it has read before."""
 
-    def __init__(self, path: str, loader: str, dtype: str, device: str) -> None:
+    def __init__(self, path: str, loader: str, dtype: str, device: str, quant: str) -> None:
         """Loads the weights. Raises ModelError."""
-        context = PluginContext("model", loader, device=device, dtype=dtype, extras={"path": path})
+        made: Quant = build("quant", quant, PluginContext("quant", quant, device=device, dtype=dtype))
+        extras = {"path": path, "quant": made}
+        context = PluginContext("model", loader, device=device, dtype=dtype, extras=extras)
         self.model: Model = build("model", loader, context)
+        if quant != "none" and "quant" not in self.model.spec.capabilities:
+            raise ModelError(f"{path} is loaded by a plugin that keeps its own weights; quant is {quant}")
         if any(group.kind == "recurrent" for group in self.model.spec.groups):
             raise ModelError(
                 f"{path} has recurrent layers, whose state a rejected draft has changed: it cannot draft",

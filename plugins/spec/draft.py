@@ -99,6 +99,8 @@ class DraftDrafter:
         """Its model plugin."""
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
         """Type of its weights and KV."""
+        quant: str = "none"
+        """How its matrices are kept (plugin kind `quant`, with its default options)."""
         max_tokens: int = Field(default=5, ge=1, le=64)
         """Most tokens it writes ahead."""
         breadth: int = Field(default=1, ge=1, le=16)
@@ -114,7 +116,7 @@ class DraftDrafter:
         assert context.tokenizer is not None, "which has a vocabulary"
         self._options, self._target = options, context.model
         try:
-            self._model = DraftModel(options.model, options.loader, options.dtype, context.device)
+            self._model = DraftModel(options.model, options.loader, options.dtype, context.device, options.quant)
             tokenizer = Tokenizer(self._model.model.tokenizer)
             sizes = context.model.vocab_size, self._model.spec.vocab_size
             self._vocabulary = Vocabulary(context.tokenizer, sizes[0], tokenizer, sizes[1], options.model)

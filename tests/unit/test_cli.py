@@ -182,8 +182,8 @@ def test_kinds_with_a_template_are_those_that_help_lists(capsys: pytest.CaptureF
         main(["plugins", "new", "--help"])
     kinds = "api, attention, cache, component, events, eviction, grammar, key, observer, parser, sampler, schedule"
     assert f"{kinds}, spec, storage" in " ".join(capsys.readouterr().out.split())
-    assert main(["plugins", "new", "quant", "x"]) == 2
-    assert "there is no template for kind 'quant'" in capsys.readouterr().err
+    assert main(["plugins", "new", "router", "x"]) == 2
+    assert "there is no template for kind 'router'" in capsys.readouterr().err
 
 
 # --- config

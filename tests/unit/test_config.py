@@ -13,7 +13,8 @@ import pytest
 from toy_plugins import policy_file
 
 from phloem.config import Config, load_config
-from phloem.config_sections import AttentionPair, parse_size
+from phloem.config_sections import AttentionPair
+from phloem.config_sizes import parse_size
 from phloem.errors import ConfigError
 from phloem.plugins.command._target import load_target
 

@@ -12,11 +12,13 @@ from support import make_tiny_model
 
 from bench import step
 from phloem.interfaces import PluginContext
+from phloem.linear import GATES, Linear, Norm
 from phloem.plugins.attention.torch_paged import TorchAttention
 from phloem.plugins.model.native import NativeModel
-from phloem.plugins.model.native.layers import rotate
-from phloem.plugins.model.native.linear import GATES, Linear, Norm
-from phloem.plugins.model.native.packed import Operators, PackedLinear
+from phloem.plugins.model.native.rotation import compiled, rotate
+from phloem.plugins.quant._compiled import Kernel
+from phloem.plugins.quant._packed import SOURCE, PackedLinear
+from phloem.plugins.quant.none import NoQuant
 from phloem.testing.ragged import Part, Ragged
 
 SHAPES = [(1, 1), (3, 5), (16, 8), (33, 7), (100, 129), (576, 192)]  # outputs, inputs
@@ -24,8 +26,8 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def operators() -> Operators:
-    return Operators()
+def kernel() -> Kernel:
+    return Kernel(SOURCE)
 
 
 @pytest.fixture(params=[1, 2], autouse=True)
@@ -44,13 +46,13 @@ def exact(linear: Linear, x: torch.Tensor) -> torch.Tensor:
     """What torch makes of it in float64."""
     doubled = [None if norm is None else Norm(norm.weight.double(), norm.eps) for norm in (linear.before, linear.after)]
     bias = None if linear.bias is None else linear.bias.double()
-    return Linear(linear.weight.double(), bias, before=doubled[0], gate=linear.gate, after=doubled[1])(x.double())
+    return Linear(linear.floats().double(), bias, before=doubled[0], gate=linear.gate, after=doubled[1])(x.double())
 
 
 @pytest.mark.parametrize("gate", [None, *GATES])
 @pytest.mark.parametrize(("before", "after", "biased"), [(1, 0, 0), (0, 1, 1), (1, 1, 0), (0, 0, 1)])
 def test_all_that_goes_along_with_a_product(
-    operators: Operators, gate: str | None, before: int, after: int, biased: int
+    kernel: Kernel, gate: str | None, before: int, after: int, biased: int
 ) -> None:
     for outputs, inputs in SHAPES:
         n = outputs if gate is None else 2 * outputs
@@ -61,7 +63,7 @@ def test_all_that_goes_along_with_a_product(
             gate=gate,
             after=Norm(drawn(outputs), 1e-2) if after else None,
         )
-        packed = PackedLinear(operators, linear)
+        packed = PackedLinear(kernel, linear)
         for rows in (1, 2, 7, 13, 40):
             x, total = drawn(rows, 2 * inputs)[:, :inputs], drawn(rows, outputs)  # rows that lie further apart
             expected = exact(linear, x)
@@ -70,19 +72,19 @@ def test_all_that_goes_along_with_a_product(
             torch.testing.assert_close(total.double(), drawn(rows, outputs) + expected, **CLOSE)
 
 
-def test_a_residual_between_other_columns(operators: Operators) -> None:
+def test_a_residual_between_other_columns(kernel: Kernel) -> None:
     """Nothing beside the output is written, gated and normed neither."""
     for outputs in (5, 16, 37):
         linear = Linear(drawn(2 * outputs, 20), gate="silu", after=Norm(drawn(outputs), 1e-6))
         wide = torch.full((3, 50), 7.0)
-        PackedLinear(operators, linear).add_to(wide[:, :outputs], drawn(3, 20))
+        PackedLinear(kernel, linear).add_to(wide[:, :outputs], drawn(3, 20))
         torch.testing.assert_close(wide[:, :outputs].double(), exact(linear, drawn(3, 20)) + 7, **CLOSE)
         assert (wide[:, outputs:] == 7.0).all()
 
 
-def test_rows_do_not_depend_on_company_or_threads(operators: Operators) -> None:
+def test_rows_do_not_depend_on_company_or_threads(kernel: Kernel) -> None:
     norms = {"before": Norm(drawn(90), 1e-6), "after": Norm(drawn(150), 1e-6)}
-    packed = PackedLinear(operators, Linear(drawn(300, 90), gate="silu", **norms))
+    packed = PackedLinear(kernel, Linear(drawn(300, 90), gate="silu", **norms))
     x = drawn(40, 90)
     together = packed(x)
     for rows in (1, 3, 8, 39):
@@ -92,38 +94,39 @@ def test_rows_do_not_depend_on_company_or_threads(operators: Operators) -> None:
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_gates_are_exact_over_their_range(operators: Operators, gate: str) -> None:
+def test_gates_are_exact_over_their_range(kernel: Kernel, gate: str) -> None:
     """Each gate alone: the other half of the outputs is 1. Also values that are large, tiny or no number."""
     values = torch.cat([torch.linspace(-20, 20, 4001), torch.logspace(-30, 4, 400), -torch.logspace(-30, 4, 400)])
     linear = Linear(torch.tensor([[1.0], [0.0]]), torch.tensor([0.0, 1.0]), gate=gate)
-    got = PackedLinear(operators, linear)(values[:, None])[:, 0].double()
+    got = PackedLinear(kernel, linear)(values[:, None])[:, 0].double()
     x = values.double()
     t = x if gate == "silu" else 2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)
     near = t.abs() < 16
     torch.testing.assert_close(got[near], (x * t.sigmoid())[near], rtol=1e-6 if gate == "silu" else 2e-6, atol=0)
     torch.testing.assert_close(got, x * t.sigmoid(), rtol=1e-6, atol=1e-6)
-    odd = PackedLinear(operators, linear)(torch.tensor([[float("nan")], [1.0]]))
+    odd = PackedLinear(kernel, linear)(torch.tensor([[float("nan")], [1.0]]))
     assert odd[0].isnan()
     assert odd[1].isfinite()
 
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 2), (4, 2, 6), (9, 3, 64), (2, 1, 80), (4, 1, 256)])
-def test_rotation(operators: Operators, heads: int, kv_heads: int, dim: int, normed: bool) -> None:
+def test_rotation(heads: int, kv_heads: int, dim: int, normed: bool) -> None:
     norm = Norm(drawn(heads + kv_heads, dim), 1e-6) if normed else None
     for tokens in (1, 2, 40, 130):
         qkv = drawn(tokens, heads + 2 * kv_heads + 1, dim)[:, :-1]  # tokens that lie further apart
         cos, sin = drawn(tokens, 1, dim), drawn(tokens + 1, 1, dim)[:tokens]
         expected = rotate(qkv, heads, kv_heads, cos, sin, norm)
-        got = operators.rotate(qkv.clone(memory_format=torch.preserve_format), heads, kv_heads, cos, sin, norm)
+        got = compiled()(qkv.clone(memory_format=torch.preserve_format), heads, kv_heads, cos, sin, norm)
         for ours, torchs in zip(got, expected, strict=True):
             torch.testing.assert_close(ours, torchs, **CLOSE)
 
 
 def logits(path: Path, product: Any) -> torch.Tensor:
     """Of two texts, a chunk of many rows and then steps of few."""
-    about = PluginContext("model", "native", dtype="float32", extras={"path": str(path)})
-    model = NativeModel(NativeModel.Options(product=product), about)
+    quant = NoQuant(NoQuant.Options(product=product), PluginContext("quant", "none"))
+    about = PluginContext("model", "native", dtype="float32", extras={"path": str(path), "quant": quant})
+    model = NativeModel(NativeModel.Options(), about)
     attention = TorchAttention(TorchAttention.Options(), PluginContext("attention", "torch"))
     ragged = Ragged(model.spec)
     rows = []

@@ -22,6 +22,7 @@ from phloem.interfaces import PluginContext
 from phloem.plugins.attention.torch_paged import TorchAttention
 from phloem.plugins.model.native import NativeModel
 from phloem.plugins.model.native.config import read_arch
+from phloem.plugins.quant.none import NoQuant
 from phloem.testing.ragged import Part, Ragged
 
 TinyModel = Callable[[str], Path]
@@ -278,8 +279,9 @@ def test_tied_embeddings_are_stored_once(tiny_model: TinyModel, tmp_path: Path) 
     model = load(changed(tiny_model("llama3-rope"), tmp_path / "m", {}, add))
     held = [thing for thing in vars(model).values() if isinstance(thing, torch.Tensor) and thing.numel() >= 512 * 64]
     assert held == []
+    assert model._head is model._words
     hidden = torch.eye(64)
-    assert torch.equal(model.logits(hidden).T, model._embed(torch.arange(512)))
+    assert torch.equal(model.logits(hidden).T, model.embed(torch.arange(512)))
 
 
 @pytest.mark.parametrize("product", ["torch", "packed"])
@@ -294,8 +296,9 @@ def test_columns_of_the_head(
     model_type, extra = support.ARCHITECTURES["gemma3"]
     changes = {"final_logit_softcapping": cap, **changes}
     monkeypatch.setitem(support.ARCHITECTURES, "variant", (model_type, extra | changes))
-    context = PluginContext("model", "native", extras={"path": str(support.make_tiny_model("variant", tmp_path))})
-    model = NativeModel(NativeModel.Options(product=product), context)
+    quant = NoQuant(NoQuant.Options(product=product), PluginContext("quant", "none"))
+    extras = {"path": str(support.make_tiny_model("variant", tmp_path)), "quant": quant}
+    model = NativeModel(NativeModel.Options(), PluginContext("model", "native", extras=extras))
     hidden = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) * 40
     logits = model.logits(hidden)
     assert cap is None or 3.9 < logits.abs().max() <= cap

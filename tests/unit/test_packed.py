@@ -12,13 +12,14 @@ import torch
 from bench import product
 from phloem import kernels
 from phloem.errors import PluginError
-from phloem.plugins.model.native.linear import Linear
-from phloem.plugins.model.native.packed import Operators, PackedLinear
+from phloem.linear import Linear
+from phloem.plugins.quant._compiled import Kernel
+from phloem.plugins.quant._packed import SOURCE, PackedLinear
 
 
 @pytest.fixture(scope="module")
-def operators() -> Operators:
-    return Operators()
+def kernel() -> Kernel:
+    return Kernel(SOURCE)
 
 
 @pytest.fixture(params=[1, 2])
@@ -31,15 +32,15 @@ def threads(request: pytest.FixtureRequest):
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (16, 8), (33, 7), (64, 64), (100, 129), (960, 576)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 32, 100])
-def test_product(operators: Operators, threads: None, rows: int, outputs: int, inputs: int) -> None:
+def test_product(kernel: Kernel, threads: None, rows: int, outputs: int, inputs: int) -> None:
     generator = torch.Generator().manual_seed(rows * 1000 + outputs)
     weight, x = (torch.randn(n, inputs, generator=generator) for n in (outputs, rows))
     bias, total = torch.randn(outputs, generator=generator), torch.randn(rows, outputs, generator=generator)
-    packed = PackedLinear(operators, Linear(weight))
+    packed = PackedLinear(kernel, Linear(weight))
     exact = x.double() @ weight.double().T
     close = {"rtol": 1e-5, "atol": 1e-5 * inputs**0.5}
     torch.testing.assert_close(packed(x).double(), exact, **close)
-    with_bias = PackedLinear(operators, Linear(weight, bias))
+    with_bias = PackedLinear(kernel, Linear(weight, bias))
     torch.testing.assert_close(with_bias(x).double(), exact + bias, **close)
     torch.testing.assert_close(with_bias.add_to(total.clone(), x).double(), exact + bias + total, **close)
     wide = torch.randn(rows, inputs * 2, generator=generator)  # a view whose rows are further apart
@@ -51,23 +52,23 @@ def test_product(operators: Operators, threads: None, rows: int, outputs: int, i
     assert torch.equal(packed.rows(tokens), weight[tokens])
 
 
-def test_rows_do_not_depend_on_their_company(operators: Operators) -> None:
-    packed = PackedLinear(operators, Linear(torch.randn(70, 90)))
+def test_rows_do_not_depend_on_their_company(kernel: Kernel) -> None:
+    packed = PackedLinear(kernel, Linear(torch.randn(70, 90)))
     x = torch.randn(40, 90)
     together = packed(x)
     for rows in (1, 3, 8, 39):
         assert torch.equal(packed(x[:rows]), together[:rows])
 
 
-def test_nothing_beyond_the_output_is_written(operators: Operators) -> None:
-    packed = PackedLinear(operators, Linear(torch.randn(37, 20)))
+def test_nothing_beyond_the_output_is_written(kernel: Kernel) -> None:
+    packed = PackedLinear(kernel, Linear(torch.randn(37, 20)))
     y = torch.full((5, 50), 7.0)
     packed._multiply(torch.randn(5, 20), y[:, :37], add=False)
     assert (y[:, 37:] == 7.0).all()
 
 
-def test_not_a_number_stays_one(operators: Operators) -> None:
-    packed = PackedLinear(operators, Linear(torch.randn(20, 20)))
+def test_not_a_number_stays_one(kernel: Kernel) -> None:
+    packed = PackedLinear(kernel, Linear(torch.randn(20, 20)))
     x = torch.zeros(2, 20)
     x[1, 3] = float("nan")
     assert packed(x)[0].isfinite().all()

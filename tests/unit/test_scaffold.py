@@ -61,7 +61,7 @@ def test_a_new_plugin_is_loadable_and_tidy(tmp_path: Path, monkeypatch: pytest.M
         ("schedule", "Bad Name", "'Bad Name' cannot be a plugin's name"),
         ("schedule", "../x", "cannot be a plugin's name"),
         ("cache", "radix", "a cache plugin named 'radix' is installed already"),
-        ("quant", "x", "there is no template for kind 'quant' (there are for: api, attention,"),
+        ("router", "x", "there is no template for kind 'router' (there are for: api, attention,"),
         ("spec", "twice", "phloem-twice exists already"),
     ],
 )

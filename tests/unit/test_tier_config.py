@@ -174,7 +174,7 @@ def test_a_store_belongs_to_options_and_a_release_of_the_model_plugin(tiny_model
     """`auto` and the name of what it chose are the same."""
     cache = f"  disk: {{path: {tmp_path}/kv, size: 1GiB}}\n  tokens: 512\n"
     found = []
-    for model in ("", ", use: native", ", use: native, product: torch", ", name: mine"):
+    for model in ("", ", use: native", ", use: native}\nquant: {product: torch", ", name: mine"):
         path = written(tmp_path, cache, f"{tiny_model('llama')}{model}")
         with Engine.from_yaml(path) as made:
             tiers: Any = made.core.ledger.tiers
@@ -182,6 +182,6 @@ def test_a_store_belongs_to_options_and_a_release_of_the_model_plugin(tiny_model
                 identity(load_config(path, env={}), made.core.parts.executor.model, tiers._ledger, tiers._layout)
             )
     assert found[0] == found[1] == found[3]
-    assert {name for name in found[0] if found[0][name] != found[2][name]} == {"options"}
+    assert {name for name in found[0] if found[0][name] != found[2][name]} == {"quant"}
     assert found[0]["states"] == []
     assert found[0]["loader_version"] == metadata.version("phloem")

@@ -57,8 +57,8 @@ class FolderSource:
             special_tokens=special,
         )
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors of all shards, memory-mapped, in the dtype of the file."""
+    def tensors(self, blocks: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors of all shards, memory-mapped, in the dtype of the file: there are no blocks in it."""
         from safetensors import SafetensorError, safe_open
 
         shards = self._shards()

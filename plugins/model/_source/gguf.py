@@ -12,7 +12,7 @@ from phloem.errors import ModelError
 from phloem.interfaces import TokenizerData
 
 from .gguf_config import config_from_gguf, eos_ids
-from .gguf_file import GgufFile
+from .gguf_file import GgufFile, values_of
 from .gguf_names import IGNORED, expected_shapes, hf_name, to_hf
 from .gguf_tokenizer import tokenizer_from_gguf
 from .known import served_name
@@ -20,6 +20,8 @@ from .progress import Progress
 
 if TYPE_CHECKING:
     import torch
+
+    from phloem.linear import Blocks
 
 
 class GgufSource:
@@ -47,16 +49,30 @@ class GgufSource:
         with _understood(Path(self.path)):
             return tokenizer_from_gguf(self._file)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """All tensors, dequantised to float32, one at a time."""
-        import torch
-
+    def tensors(self, blocks: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor | Blocks]]:
+        """One tensor at a time: matrices stored in a kind that `blocks` names as they are, the rest in float32."""
         with Progress("Loading weights", total=len(self._names), enabled=self._progress) as bar:
             for done, (name, hf) in enumerate(self._names.items(), start=1):
-                values = to_hf(self._file.dequantise(name), name, self._arch, self.config)
-                # F32 tensors come as read-only views of the file
-                yield hf, torch.from_numpy(values if values.flags.writeable else values.copy())
+                stored = len(self._file.tensors[name].shape) == 2 and self._file.kind(name) in blocks
+                yield hf, (self._blocks(name) if stored else self._values(name))  # kept by nobody here
                 bar.update(done)
+
+    def _values(self, name: str) -> torch.Tensor:
+        import torch
+
+        values = to_hf(self._file.dequantise(name), name, self._arch, self.config)
+        # F32 tensors come as read-only views of the file
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+    def _blocks(self, name: str) -> Blocks:
+        """The order of rows is all that a conversion changes in a matrix, so bytes of rows are moved as values are."""
+        import torch
+
+        from phloem.linear import Blocks
+
+        rows = to_hf(self._file.raw(name), name, self._arch, self.config)
+        stored = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        return Blocks(((self._file.kind(name), stored),), self._file.tensors[name].shape[1], read_blocks)
 
     def _checked_names(self) -> dict[str, str]:
         expected = expected_shapes(self.config, self._arch)
@@ -77,6 +93,13 @@ class GgufSource:
             some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
             raise ModelError(f"{self.path} lacks the tensors {some}", hint="copy or download the file again")
         return names
+
+
+def read_blocks(kind: str, stored: torch.Tensor) -> torch.Tensor:
+    """`Blocks.read`: uint8 [rows, bytes of a row] -> float32 [rows, columns]."""
+    import torch
+
+    return torch.from_numpy(values_of(kind, stored.numpy()))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # GGUF value type -> struct code; 8 is a string, 9 an array
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # before each text
 _GROUP_BYTES = 1 << 16  # blocks dequantised at a time: large enough to leave Python, small enough for the cache
 
 
@@ -58,17 +59,24 @@ class GgufFile:
 
     def dequantise(self, name: str) -> npt.NDArray[np.float32]:
         """The values of a tensor, float32 in its shape. Block by block, so any grouping gives the same values."""
-        info = self.tensors[name]
-        kind = self._gguf.GGMLQuantizationType(info.kind)
-        raw = np.frombuffer(self._data, np.uint8, self._bytes(name, info.shape, info.kind), info.start)
+        kind = self.kind(name)
         try:
-            values = self._gguf.dequantize(_regroup(raw, self._gguf.GGML_QUANT_SIZES[kind][1]), kind)
+            return values_of(kind, self.raw(name)).reshape(self.tensors[name].shape)
         except NotImplementedError as error:
             raise ModelError(
-                f"{self.path}: tensor {name} is stored as {kind.name}, which the gguf library cannot dequantise",
+                f"{self.path}: tensor {name} is stored as {kind}, which the gguf library cannot dequantise",
                 hint="use a file with a common type, such as Q8_0, Q4_K_M or F16",
             ) from error
-        return np.asarray(values, dtype=np.float32).reshape(info.shape)
+
+    def kind(self, name: str) -> str:
+        """How a tensor is stored, as ggml calls it: `F32`, `Q4_K`."""
+        return str(self._gguf.GGMLQuantizationType(self.tensors[name].kind).name)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes, [rows, bytes of a row], rows being those of its last dimension; a view of the file."""
+        info = self.tensors[name]
+        size = self._bytes(name, info.shape, info.kind)
+        return np.frombuffer(self._data, np.uint8, size, info.start).reshape(prod(info.shape[:-1]), -1)
 
     def _tensor_table(self, reader: _Reader, count: int) -> dict[str, TensorInfo]:
         rows = []
@@ -121,6 +129,19 @@ class _Reader:
         # llama.cpp does not promise valid UTF-8 in token texts
         return self.data[start : self.at].decode("utf-8", errors="replace")
 
+    def strings(self, count: int) -> list[str]:
+        """As `string` so often, in a loop of its own: a vocabulary has a hundred thousand, twice a start."""
+        data, at, end, length_at = self.data, self.at, len(self.data), _LENGTH.unpack_from
+        texts = []
+        for _ in range(count):
+            start = at + _LENGTH.size
+            at = start + length_at(data, at)[0]
+            if at > end:
+                raise ValueError("a text runs past the end of the file")
+            texts.append(str(data[start:at], "utf-8", "replace"))
+        self.at = at
+        return texts
+
     def value(self) -> Any:
         kind = self.scalar("I")
         if kind == _STRING:
@@ -129,10 +150,18 @@ class _Reader:
             return self.scalar(_SCALARS[kind])
         kind, count = self.scalar("I"), self.scalar("Q")
         if kind == _STRING:
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         array = np.frombuffer(self.data, np.dtype("<" + _SCALARS[kind]), count, self.at)
         self.at += array.nbytes
         return array.tolist()
+
+
+def values_of(kind: str, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """What bytes [rows, bytes of a row] stored as `kind` stand for, [rows, columns]; NotImplementedError if unknown."""
+    gguf = _import_gguf()
+    number = gguf.GGMLQuantizationType[kind]
+    values = gguf.dequantize(_regroup(raw, gguf.GGML_QUANT_SIZES[number][1]), number)
+    return np.asarray(values, dtype=np.float32).reshape(len(raw), -1)
 
 
 def _regroup(raw: npt.NDArray[np.uint8], block: int) -> npt.NDArray[np.uint8]:

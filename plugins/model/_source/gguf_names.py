@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-Values = npt.NDArray[np.float32]
+Values = TypeVar("Values", bound=npt.NDArray[Any])  # of floats, or bytes of stored rows
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TOP = {
@@ -49,7 +49,7 @@ def hf_name(name: str, arch: str) -> str | None:
 def to_hf(values: Values, name: str, arch: str, config: dict[str, Any]) -> Values:
     """Undo what llama.cpp's conversion did to the values of tensor `name`."""
     if arch.startswith("gemma") and name.endswith("norm.weight"):
-        return values - np.float32(1.0)  # stored as the factor 1 + w that the norm multiplies by
+        return cast(Values, values - np.float32(1.0))  # stored as the factor 1 + w that the norm multiplies by
     if arch == "llama" and ".attn_q." in name:
         return _halves(values, config["num_attention_heads"])
     if arch == "llama" and ".attn_k." in name:
@@ -60,7 +60,7 @@ def to_hf(values: Values, name: str, arch: str, config: dict[str, Any]) -> Value
 def _halves(values: Values, heads: int) -> Values:
     """From rotary pairs side by side (2i, 2i+1) to pairs half a head apart (i, i + d/2), along the output rows."""
     pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return cast(Values, np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape))
 
 
 def expected_shapes(config: dict[str, Any], arch: str) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,8 @@ from phloem.interfaces import TokenizerData
 if TYPE_CHECKING:
     import torch
 
+    from phloem.linear import Blocks
+
 
 class ModelSource(Protocol):
     """An opened model. Opening reads metadata only; weights are read while `tensors` is iterated."""
@@ -24,10 +26,11 @@ class ModelSource(Protocol):
         """The tokenizer that comes with the model; raises ModelError if it has none or one that is not understood."""
         ...
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, blocks: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor | Blocks]]:
         """Every parameter as (Hugging Face name, tensor), in file order, each once.
 
-        Folders give the dtype of the file, GGUF files dequantised float32. Tensors may share memory with the file:
-        copy before writing. Raises ModelError for a damaged file.
+        Folders give the dtype of the file, GGUF files dequantised float32, but matrices that are stored in one of the
+        kinds named in `blocks` (`Q4_K`) as they are. Tensors may share memory with the file: copy before writing.
+        Raises ModelError for a damaged file.
         """
         ...

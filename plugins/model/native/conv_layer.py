@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from phloem.linear import Linear, Norm
+
 from .config import Arch
 from .layers import Layer, Step
-from .linear import Linear, Norm
-from .packed import Operators, PackedLinear
 from .weights import Weights
 
 
 class ConvLayer(Layer):
     """y = out(C * conv(B * x)), with B, C and x from one projection of the input. After `Lfm2ShortConv`."""
+
+    project: Linear
 
     def __init__(self, arch: Arch, index: int, weights: Weights, recurrent: int) -> None:
         """`recurrent` counts layers of this kind."""
@@ -22,20 +24,14 @@ class ConvLayer(Layer):
         assert kernel is not None, "a layer without a convolution"
         name = self.build.named
 
-        def linear(part: str, rows: int, before: Norm | None = None) -> Linear:
-            weight = weights.matrix({f"{name(part)}.weight": rows}, hidden)
+        def linear(attribute: str, part: str, rows: int, before: Norm | None = None) -> None:
             bias = weights.vector({f"{name(part)}.bias": rows}) if arch.conv_bias else None
-            return Linear(weight, bias, before=before)
+            weights.linear((self, attribute), {f"{name(part)}.weight": rows}, hidden, bias=bias, before=before)
 
-        self.project = linear("conv.in_proj", 3 * hidden, self.mixer_norm)
-        self.out = linear("conv.out_proj", hidden)
+        linear("project", "conv.in_proj", 3 * hidden, self.mixer_norm)
+        linear("out", "conv.out_proj", hidden)
         self.filter = weights.tensor(f"{name('conv.conv')}.weight", hidden, 1, kernel)[:, 0]
         self.bias = weights.vector({f"{name('conv.conv')}.bias": hidden}) if arch.conv_bias else None
-
-    def pack(self, operators: Operators) -> None:
-        """See `Layer.pack`."""
-        self.project = PackedLinear(operators, self.project)
-        super().pack(operators)
 
     def mix(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """The gated convolution, [T, hidden]."""

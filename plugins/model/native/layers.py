@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from phloem.interfaces import AttentionStep
+from phloem.linear import Linear, Norm
 from phloem.states import StateStep
 
 from .config import Arch
-from .linear import Linear, Norm
-from .packed import Operators, PackedLinear
 from .rope import Rope
+from .rotation import Rotate
 from .short_conv import ConvStep
 from .ssd import ScanStep
 from .weights import Weights
@@ -39,10 +37,6 @@ class Block(ABC):
     def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """h [T, hidden] -> [T, hidden], in place where it can be."""
 
-    @abstractmethod
-    def pack(self, operators: Operators) -> None:
-        """Take compiled operators in place of torch's, one matrix at a time: memory holds one of them twice."""
-
     def finish(self) -> None:  # noqa: B027  (most have nothing to do)
         """Called once the weights are filled."""
 
@@ -50,11 +44,15 @@ class Block(ABC):
 class Layer(Block):
     """A layer of two parts: what it mixes tokens by, which is a subclass's, and a gated MLP.
 
-    Matrices are packed: gate and up are one, as are all that read the same input.
+    Gate and up are one matrix, as are all that read the same input.
     """
 
+    gate_up: Linear
+    down: Linear
+    out: Linear
+
     def __init__(self, arch: Arch, index: int, weights: Weights) -> None:
-        """Allocates the parameters in `weights`, which fills them later. `index` counts all layers."""
+        """Asks for its parameters in `weights`, which fills them later. `index` counts all layers."""
         self.build = build = Builder(arch, weights, f"{arch.family.root}.layers.{index}.")
         sandwich = arch.family.sandwich
         self.mixer_norm = build.norm("input_layernorm")
@@ -62,15 +60,8 @@ class Layer(Block):
         self.after_mixer = build.norm("post_attention_layernorm") if sandwich else None
         after_mlp = build.norm("post_feedforward_layernorm") if sandwich else None
         gate_up = {"gate_proj": arch.intermediate, "up_proj": arch.intermediate}
-        self.gate_up = build.linear("mlp", gate_up, arch.hidden, before=before_mlp, gate=arch.activation)
-        self.down = build.linear("mlp", {"down_proj": arch.hidden}, arch.intermediate, after=after_mlp)
-        self.out: Linear
-
-    def pack(self, operators: Operators) -> None:
-        """See `Block.pack`."""
-        self.out = PackedLinear(operators, self.out)
-        self.gate_up = PackedLinear(operators, self.gate_up)
-        self.down = PackedLinear(operators, self.down)
+        build.linear((self, "gate_up"), "mlp", gate_up, arch.hidden, before=before_mlp, gate=arch.activation)
+        build.linear((self, "down"), "mlp", {"down_proj": arch.hidden}, arch.intermediate, after=after_mlp)
 
     def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """In place."""
@@ -85,7 +76,9 @@ class Layer(Block):
 class AttentionLayer(Layer):
     """A layer that attends. Queries, keys and values are one matrix."""
 
-    def __init__(self, arch: Arch, index: int, weights: Weights, attending: int) -> None:
+    qkv: Linear
+
+    def __init__(self, arch: Arch, index: int, weights: Weights, attending: int, rotate: Rotate) -> None:
         """`attending` counts the layers that attend."""
         super().__init__(arch, index, weights)
         self.attending = attending
@@ -94,8 +87,8 @@ class AttentionLayer(Layer):
         self.heads, self.kv_heads, self.head_dim = arch.heads, arch.kv_heads, arch.head_dim
         q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         qkv = {"q_proj": q, "k_proj": kv, "v_proj": kv}
-        self.qkv = self.build.linear("self_attn", qkv, arch.hidden, before=self.mixer_norm)
-        self.out = self.build.linear("self_attn", {"o_proj": arch.hidden}, q, after=self.after_mixer)
+        self.build.linear((self, "qkv"), "self_attn", qkv, arch.hidden, before=self.mixer_norm)
+        self.build.linear((self, "out"), "self_attn", {"o_proj": arch.hidden}, q, after=self.after_mixer)
         self.q_norm = self.build.head_norm("q_norm") if arch.family.qk_norm else None
         self.k_norm = self.build.head_norm("k_norm") if arch.family.qk_norm else None
         self.head_norm: Norm | None = None
@@ -107,32 +100,12 @@ class AttentionLayer(Layer):
             rows = [self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1)]
             self.head_norm = Norm(torch.cat(rows), self.q_norm.eps)
 
-    def pack(self, operators: Operators) -> None:
-        """See `Layer.pack`."""
-        self.qkv = PackedLinear(operators, self.qkv)
-        self.rotate = operators.rotate
-        super().pack(operators)
-
     def mix(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """Attention, [T, heads * head_dim]."""
         assert self.rope is not None, "a layer that attends has a rotation"
         qkv = self.qkv(h).view(h.shape[0], -1, self.head_dim)
         q, k, v = self.rotate(qkv, self.heads, self.kv_heads, *step.rotations[self.rope], self.head_norm)
         return step.attend(self.attending, q, k, v, scale=self.scale, window=self.window).flatten(1)
-
-
-def rotate(
-    qkv: torch.Tensor, heads: int, kv_heads: int, cos: torch.Tensor, sin: torch.Tensor, norm: Norm | None
-) -> Sequence[torch.Tensor]:
-    """qkv [T, Hq + 2 Hkv, D] -> q [T, Hq, D] and k [T, Hkv, D], normed with weights [Hq + Hkv, D] and rotated; and v.
-
-    Pairs are (i, i + D/2); cos, sin [T, 1, D], the first half of sin negated. qkv is not needed any more.
-    """
-    qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], 1)
-    if norm is not None:
-        qk = F.rms_norm(qk, qk.shape[2:], None, norm.eps) * norm.weight
-    qk = (qk * cos).addcmul_(qk.roll(qk.shape[2] // 2, -1), sin)
-    return *torch.split(qk, [heads, kv_heads], 1), v
 
 
 class Builder:
@@ -145,6 +118,7 @@ class Builder:
 
     def linear(
         self,
+        place: tuple[object, str],
         block: str,
         parts: dict[str, int],
         columns: int,
@@ -152,14 +126,14 @@ class Builder:
         before: Norm | None = None,
         gate: str | None = None,
         after: Norm | None = None,
-    ) -> Linear:
-        """A packed projection; biases exist where the architecture has them for all its parts."""
+    ) -> None:
+        """A projection as an attribute of an object; biases exist where the architecture has them for all its parts."""
         names = {self.named(f"{block}.{name}"): rows for name, rows in parts.items()}
-        weight = self._weights.matrix({f"{name}.weight": rows for name, rows in names.items()}, columns)
+        tensors = {f"{name}.weight": rows for name, rows in names.items()}
         bias = None
         if self._arch.biases.issuperset(parts):
             bias = self._weights.vector({f"{name}.bias": rows for name, rows in names.items()})
-        return Linear(weight, bias, before=before, gate=gate, after=after)
+        self._weights.linear(place, tensors, columns, bias=bias, before=before, gate=gate, after=after)
 
     def norm(self, name: str) -> Norm:
         """An RMS norm over [hidden]."""

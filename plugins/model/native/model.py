@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from phloem.batch import Batch
 from phloem.errors import ModelError, PluginError
-from phloem.interfaces import AttentionStep, PluginContext
+from phloem.interfaces import AttentionStep, PluginContext, Quant
+from phloem.linear import Linear
 from phloem.model_spec import GroupSpec, LayerSpec, ModelSpec, StateSpec
 
 from .._source import open_source, resolve
@@ -20,13 +21,12 @@ from .._spec import choose_dtype, state_groups
 from .config import Arch, read_arch
 from .conv_layer import ConvLayer
 from .layers import AttentionLayer, Block, Step
-from .linear import Linear
-from .packed import Operators, PackedLinear
 from .rope import Rope
+from .rotation import Rotate, compiled, rotate
 from .short_conv import ConvStep
 from .ssd import ScanStep
 from .ssm_layer import SsmLayer
-from .weights import Weights
+from .weights import Unquantised, Weights
 
 if TYPE_CHECKING:
     from .._source import ModelSource
@@ -41,15 +41,15 @@ class NativeModel:
     capabilities = frozenset({"tree_mask", "sparse_head", "hidden_states", "parts"})
 
     class Options(BaseModel):
-        """How its matrices are multiplied, and what goes along with that computed."""
+        """No options."""
 
-        model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-        product: Literal["auto", "packed", "torch"] = "auto"
-        """`packed`: C++ operators for float32 on CPUs; `auto` takes them where they apply and compile, else `torch`."""
+        model_config = ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, options: Options, context: PluginContext) -> None:
-        """Loads `context.extras["path"]` in `context.dtype` on `context.device`; raises ModelError."""
+        """Loads `context.extras["path"]` in `context.dtype` on `context.device`; raises ModelError.
+
+        Matrices are the business of the quant that is `context.extras["quant"]`; without one torch multiplies them.
+        """
         source = open_source(resolve(str(context.extras["path"]), progress=True), progress=True)
         arch = read_arch(source.config)
         self.path = source.path
@@ -58,53 +58,43 @@ class NativeModel:
         self._device = torch.device(context.device)
         self._dtype = choose_dtype(context.dtype, self._device, source.config)
         self.spec = make_spec(arch, source, self._dtype)
-        weights = Weights(self._dtype, self._device)
-        root, names = arch.family.root, arch.family.names
-        words = f"{root}.{names.get('embed_tokens', 'embed_tokens')}.weight"
-        embedding = weights.matrix({words: arch.vocab_size}, arch.hidden)
-        self._layers = make_layers(arch, weights)
-        self._norm = weights.vector(
-            {f"{root}.{names.get('final_norm', 'norm')}.weight": arch.hidden}, arch.family.norm_offset
-        )
-        head = embedding if arch.tied else weights.matrix({"lm_head.weight": arch.vocab_size}, arch.hidden)
-        self._head = Linear(head)
-        self._operators: Operators | None = None  # the compiled ones, where they are used
-        self._embed: Callable[[torch.Tensor], torch.Tensor] = lambda tokens: F.embedding(tokens, embedding)
-        tied = ("lm_head.weight",) if arch.tied else ()
-        with torch.inference_mode():
-            weights.fill(source.tensors(), ignore=(".rotary_emb.inv_freq", *tied))
-            for layer in self._layers:
-                layer.finish()
-            self._pack(options.product)
+        self._quant: Quant = context.extras.get("quant") or Unquantised()
+        self._load(source)
         self._rotations: dict[Rope, tuple[torch.Tensor, float]] = {}
         for rope in {layer.rope for layer in arch.layers if layer.rope is not None}:
             frequencies, factor = rope.inverse_frequencies(arch.head_dim)
             self._rotations[rope] = (frequencies.to(self._device), factor)
 
-    def _pack(self, product: str) -> None:
-        """Replace the matrices by packed ones, where asked for and possible."""
-        if product == "torch":
-            return
-        applies = self._device.type == "cpu" and self._dtype == torch.float32
-        if product == "packed" and not applies:
-            raise ModelError(
-                f"model.product: packed is for float32 on a CPU, not {self._dtype} on {self._device.type}",
-                hint="say auto, or dtype: float32",
-            )
-        if applies:
-            try:
-                operators = Operators()
-            except PluginError as error:
-                if product == "packed":
-                    raise
-                log.warning("matrix products run on torch, several times slower for few rows: %s", error)
-                return
-            self._operators = operators
+    def _load(self, source: ModelSource) -> None:
+        """Ask for all parameters, then read the file: matrices are quantised one by one."""
+        arch, weights = self.arch, Weights(self._dtype, self._device, self._quant)
+        root, names = arch.family.root, arch.family.names
+        words = f"{root}.{names.get('embed_tokens', 'embed_tokens')}.weight"
+        self._words: Linear  # of which only rows are read
+        self._head: Linear
+        weights.linear((self, "_words"), {words: arch.vocab_size}, arch.hidden)
+        if not arch.tied:
+            weights.linear((self, "_head"), {"lm_head.weight": arch.vocab_size}, arch.hidden)
+        self._layers = make_layers(arch, weights, self._rotate())
+        self._norm = weights.vector(
+            {f"{root}.{names.get('final_norm', 'norm')}.weight": arch.hidden}, arch.family.norm_offset
+        )
+        tied = ("lm_head.weight",) if arch.tied else ()
+        with torch.inference_mode():
+            weights.fill(source.tensors(self._quant.blocks), ignore=(".rotary_emb.inv_freq", *tied))
             for layer in self._layers:
-                layer.pack(operators)
-            self._head = head = PackedLinear(operators, self._head)
-            if self.arch.tied:
-                self._embed = head.rows
+                layer.finish()
+        if arch.tied:
+            self._head = self._words
+
+    def _rotate(self) -> Rotate:
+        """The compiled operator where it applies and compiles."""
+        if self._device.type == "cpu" and self._dtype == torch.float32:
+            try:
+                return compiled()
+            except PluginError as error:
+                log.warning("heads are rotated by torch: %s", error)
+        return rotate
 
     @classmethod
     def supports(cls, path: str) -> str | None:
@@ -133,7 +123,7 @@ class NativeModel:
         self, batch: Batch, attend: AttentionStep, layers: Sequence[int]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         arch, seen = self.arch, dict[int, torch.Tensor]()
-        h = self._embed(batch.tokens)
+        h = self._words.rows(batch.tokens)
         if arch.family.scale_embedding:
             # rounded to the weights' dtype, as the family is trained
             h *= torch.tensor(arch.hidden**0.5, dtype=self._dtype).item()
@@ -168,17 +158,16 @@ class NativeModel:
     @torch.inference_mode()
     def logits_at(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """[hidden], [K] int64 -> float32 [K]: only these tokens' rows of the head are read."""
-        return self._capped((self._head.rows(tokens) @ hidden).float())
+        return self._capped(self._head.at(hidden, tokens).float())
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """[N] int64 -> [N, hidden], as stored."""
-        return self._embed(tokens)
+        return self._words.rows(tokens)
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The model's own kernel for a weight [out, in] in its dtype, on its device."""
-        linear = Linear(weight, bias)
-        return linear if self._operators is None else PackedLinear(self._operators, linear)
+        """A weight [out, in] in the model's dtype, on its device, multiplied as the model's own are: quantised, too."""
+        return self._quant.linear(Linear(weight, bias))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.arch.logit_softcap
@@ -195,13 +184,13 @@ class NativeModel:
         return tables
 
 
-def make_layers(arch: Arch, weights: Weights) -> list[Block]:
+def make_layers(arch: Arch, weights: Weights, rotate: Rotate) -> list[Block]:
     """The layers in order; those that attend and recurrent ones are counted apart."""
     made: list[Block] = []
     recurrent = 0
     for index, layer in enumerate(arch.layers):
         if layer.kernel is None and layer.ssm is None:
-            made.append(AttentionLayer(arch, index, weights, index - recurrent))
+            made.append(AttentionLayer(arch, index, weights, index - recurrent, rotate))
         else:
             made.append((ConvLayer if layer.ssm is None else SsmLayer)(arch, index, weights, recurrent))
             recurrent += 1
@@ -236,7 +225,7 @@ def make_spec(arch: Arch, source: ModelSource, dtype: torch.dtype) -> ModelSpec:
         eos_token_ids=source.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         states=states,
-        capabilities=frozenset({"hidden_states", "parts"}),
+        capabilities=frozenset({"hidden_states", "parts", "quant"}),
         hidden_size=arch.hidden,
         depth=len(arch.layers),
     )

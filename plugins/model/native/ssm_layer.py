@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from phloem.linear import Linear, Norm
+
 from .config import Arch
 from .layers import Block, Builder, Step
-from .linear import Linear, Norm
-from .packed import Operators, PackedLinear
 from .weights import Weights
 
 
@@ -18,6 +18,9 @@ class SsmLayer(Block):
     After `Mamba2Mixer` of transformers.
     """
 
+    project: Linear
+    out: Linear
+
     def __init__(self, arch: Arch, index: int, weights: Weights, recurrent: int) -> None:
         """`recurrent` counts layers of this kind."""
         ssm = arch.layers[index].ssm
@@ -26,23 +29,18 @@ class SsmLayer(Block):
         build = Builder(arch, weights, f"{arch.family.root}.layers.{index}.")
         name = build.named("mixer")
 
-        def linear(part: str, rows: int, columns: int, before: Norm | None = None) -> Linear:
-            weight = weights.matrix({f"{name}.{part}.weight": rows}, columns)
+        def linear(attribute: str, part: str, rows: int, columns: int, before: Norm | None = None) -> None:
             bias = weights.vector({f"{name}.{part}.bias": rows}) if ssm.bias else None
-            return Linear(weight, bias, before=before)
+            weights.linear((self, attribute), {f"{name}.{part}.weight": rows}, columns, bias=bias, before=before)
 
-        self.project = linear("in_proj", ssm.inner + ssm.channels + ssm.heads, arch.hidden, build.norm("norm"))
-        self.out = linear("out_proj", arch.hidden, ssm.inner)
+        linear("project", "in_proj", ssm.inner + ssm.channels + ssm.heads, arch.hidden, build.norm("norm"))
+        linear("out", "out_proj", arch.hidden, ssm.inner)
         self.filter = weights.tensor(f"{name}.conv1d.weight", ssm.channels, 1, ssm.kernel)[:, 0]
         self.filter_bias = weights.vector({f"{name}.conv1d.bias": ssm.channels}) if ssm.conv_bias else None
         self.gated_norm = weights.vector({f"{name}.norm.weight": ssm.inner})
         self.log_rate, self.skip, self.dt_bias = (
             weights.vector({f"{name}.{part}": ssm.heads}) for part in ("A_log", "D", "dt_bias")
         )
-
-    def pack(self, operators: Operators) -> None:
-        """See `Block.pack`."""
-        self.project, self.out = PackedLinear(operators, self.project), PackedLinear(operators, self.out)
 
     def __call__(self, h: torch.Tensor, step: Step) -> torch.Tensor:
         """h [T, hidden] -> [T, hidden]; the first such layer may turn it to float32."""

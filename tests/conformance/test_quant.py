@@ -1,0 +1,20 @@
+"""The built-in quants pass the suite that any plugin can run, rows being the same to the last bit."""
+
+from __future__ import annotations
+
+from phloem.plugins.quant.none import NoQuant
+from phloem.testing import QuantSuite
+
+
+class TestNone(QuantSuite):
+    plugin = NoQuant
+    tolerance = rounding = 1e-6
+    bits = True
+
+
+class TestTorch(QuantSuite):
+    """What stands in where there is no compiler. torch's sums may depend on the number of rows."""
+
+    plugin = NoQuant
+    options = {"product": "torch"}  # noqa: RUF012
+    tolerance = rounding = 1e-6
