@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+_TELLING = ("mode", "dtype", "slots", "weights", "kind")  # options that tell two peers of one adapter apart
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class PeerSpec:
     @property
     def label(self) -> str:
         """Name in reports."""
-        shown = [str(value) for key, value in self.options.items() if key in ("mode", "dtype", "slots")]
+        shown = [str(value) for key, value in self.options.items() if key in _TELLING]
         return "-".join([self.adapter, *shown])
 
 
@@ -60,6 +61,7 @@ class Worker:
         hello = self._read()
         self.ready_s: float = hello["ready_s"]
         self.about: dict[str, Any] = hello["about"]
+        self.rest_mb = memory(self._process.pid)[0]
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -81,8 +83,28 @@ class Worker:
             raise WorkerError(f"{self.spec.label} ended with code {self._process.wait()}") from error
         return self._read()
 
+    def facts(self) -> dict[str, Any]:
+        """Versions, seconds until it was ready, and the memory of it and its children: then, and at most so far."""
+        most = memory(self._process.pid)[1]
+        return {"about": self.about, "ready_s": self.ready_s, "rest_mb": self.rest_mb, "most_mb": most}
+
     def close(self) -> None:
         """End the worker by ending its input."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
+
+
+def memory(pid: int) -> tuple[float, float]:
+    """Resident memory of a process and all below it, now and at most, in MB; zeros where there is no /proc."""
+    root = Path(f"/proc/{pid}")
+    try:
+        fields = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines())
+        below = [int(child) for task in (root / "task").iterdir() for child in (task / "children").read_text().split()]
+    except OSError:
+        return 0.0, 0.0
+    now, most = (int(fields[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
+    for child in below:
+        more, higher = memory(child)
+        now, most = now + more, most + higher
+    return now, most

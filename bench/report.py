@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def _row(entry: dict[str, Any]) -> str:
     if "error" in entry:
-        return f"| {entry['workload']} | {entry['peer']} | failed: {entry['error'][:120]} | | | | |"
+        return f"| {entry['workload']} | {entry['peer']} | failed: {entry['error'][:120]} | | | | | |"
     ours = [each["ours"]["metrics"] for each in entry["rounds"]]
     theirs = [each["theirs"]["metrics"] for each in entry["rounds"]]
-    what = "s_valid" if "s_valid" in ours[0] else "s"  # under a schema, seconds per valid document
-    low, middle, high = quartiles([_over(b[what], a[what]) for a, b in zip(ours, theirs, strict=True)])
+    low, middle, high = quartiles(ratios(entry))
 
     def median(runs: list[dict[str, float]], name: str, form: str) -> str:
         return format(statistics.median(run[name] for run in runs), form)
@@ -34,8 +33,21 @@ def _row(entry: dict[str, Any]) -> str:
     return (
         f"| {entry['workload']} | {entry['peer']} | {median(ours, 's', '.2f')} | {median(theirs, 's', '.2f')} "
         f"| {median(ours, 'out_tok_s', '.1f')} | {median(theirs, 'out_tok_s', '.1f')} "
-        f"| {middle:.2f} ({low:.2f} to {high:.2f}, n={len(ours)}) |"
+        f"| {middle:.2f} ({low:.2f} to {high:.2f}, n={len(ours)}) | {over_floor(ours)} |"
     )
+
+
+def over_floor(runs: Sequence[Mapping[str, float]]) -> str:
+    """Median of the runs' seconds over the least that they could take; empty where that is not known."""
+    ratios = [run["s"] / run["floor_s"] for run in runs if "floor_s" in run]
+    return f"{statistics.median(ratios):.2f}" if ratios else ""
+
+
+def ratios(entry: Mapping[str, Any]) -> list[float]:
+    """The peer's time over phloem's, pair by pair; under a schema, of the seconds per valid document."""
+    pairs = [(each["ours"]["metrics"], each["theirs"]["metrics"]) for each in entry["rounds"]]
+    what = "s_valid" if "s_valid" in pairs[0][0] else "s"
+    return [_over(theirs[what], ours[what]) for ours, theirs in pairs]
 
 
 def _over(theirs: float, ours: float) -> float:
@@ -112,8 +124,9 @@ def _inside(profile: dict[str, float] | None, tree: dict[str, float] | None) -> 
 def markdown(results: Sequence[dict[str, Any]], report: dict[str, Any] | None = None) -> str:
     """The table of all pairs, and with a whole report the counters and the machine."""
     lines = [
-        "| workload | peer | phloem s | peer s | phloem tok/s | peer tok/s | peer time / phloem time |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | peer | phloem s | peer s | phloem tok/s | peer tok/s | peer time / phloem time "
+        "| phloem time / floor |",
+        "|---|---|---|---|---|---|---|---|",
         *(_row(entry) for entry in results),
     ]
     if report is None:
@@ -121,20 +134,44 @@ def markdown(results: Sequence[dict[str, Any]], report: dict[str, Any] | None = 
     lines += _documents(results)
     lines += _sharing(results)
     lines += _inside(report.get("profile"), report.get("tree"))
-    machine = report["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    if "floors" in report:
+        lines += ["", floors_text(report["floors"])]
     lines += [
         "",
-        f"{report['when']}; {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{' '.join(machine['flags'])}; {versions}. The column on the right is the median of the pairs' "
-        "ratios with its quartiles; above 1 phloem is faster.",
+        f"{machine_text(report)} Ratios of times are the median of the pairs' with its quartiles; above 1 phloem is "
+        "faster.",
     ]
     return "\n".join(lines) + "\n"
 
 
+def floors_text(floors: dict[str, Any]) -> str:
+    """What the floors of a table were put together from."""
+    rate = floors["rates"][floors["product"]]
+    return (
+        f"Floors: {floors['bytes'] / 1e6:.0f} MB of weights a pass at {floors['bandwidth'] / 1e9:.1f} GB/s, or their "
+        f"products at {rate / 1e9:.0f} GOP/s in {floors['product']}, whichever takes longer."
+    )
+
+
+def machine_text(report: dict[str, Any]) -> str:
+    """When and where a report was made."""
+    machine = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    return (
+        f"{report['when']}; {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{' '.join(machine['flags'])}; {versions}."
+    )
+
+
 def write_docs(report: dict[str, Any]) -> None:
-    """Replace the part of docs/benchmarks.md between the markers."""
-    text = DOCS.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    DOCS.write_text(f"{head}{BEGIN}\n{markdown(report['results'], report)}{END}{tail}")
+    """Put a report into docs/benchmarks.md."""
+    replace(BEGIN, END, markdown(report["results"], report))
+
+
+def replace(begin: str, end: str, text: str) -> None:
+    """Replace the part of docs/benchmarks.md between two markers, which it must have."""
+    head, found, rest = DOCS.read_text().partition(begin)
+    _, ended, tail = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{DOCS} has no {begin} ... {end}")
+    DOCS.write_text(f"{head}{begin}\n{text}{end}{tail}")

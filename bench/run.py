@@ -1,6 +1,7 @@
 """phloem beside other engines on W1 to W6g: pairs of runs, interleaved, medians and ratios with quartiles.
 
-python -m bench.run [--workloads W1,W2] [--peer ADAPTER[@PYTHON][:key=value,...]]... [--rounds N] [--write-docs]
+python -m bench.run [--workloads W1,W2] [--peer ADAPTER[@PYTHON][:key=value,...]]... [--set quant.use=int8]...
+    [--rounds N[,WORKLOAD=N...]] [--write-docs]
 
 Each engine lives in a process of its own and stays loaded; one runs while the others wait. Each round of a pair runs
 phloem and the peer on the same variant, the order alternating, so that drift of the machine hits both alike.
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import tree
+from bench import floors, tree
 from bench.documents import judge
 from bench.process import PeerSpec, Worker, WorkerError
 from bench.report import markdown, write_docs
@@ -39,12 +40,22 @@ def arguments(argv: list[str]) -> argparse.Namespace:
         "--peer", action="append", help="engine to compare with; may be repeated; default: transformers both ways"
     )
     parser.add_argument("--phloem", default="phloem", help="options of phloem itself, as phloem:key=value")
-    parser.add_argument("--rounds", type=int, default=VARIANTS, help="pairs per workload and peer, at most 3")
+    parser.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="SECTION.OPTION=VALUE", help="of phloem; repeatable"
+    )
+    parser.add_argument("--rounds", default=str(VARIANTS), help="pairs of each workload and peer, such as 3,W1=7,W2=7")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds: a peer slower than this runs once")
     parser.add_argument("--requests", type=int, help="of W2, W3, W6 and W6g, at most: for a trial")
+    parser.add_argument("--no-floors", action="store_true", help="skip measuring what the machine allows")
     parser.add_argument("--no-profile", action="store_true", help="skip the run that times steps and cache")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/benchmarks.md")
     return parser.parse_args(argv)
+
+
+def rounds_of(text: str, workload: str) -> int:
+    """The number for this workload in the text that --rounds takes. Raises ValueError."""
+    numbers = {name: number for name, _, number in (part.rpartition("=") for part in text.split(","))}
+    return int(numbers.get(workload, numbers.get("", VARIANTS)))
 
 
 def measured(worker: Worker, workload: str, number: int, limits: dict[str, int]) -> dict[str, Any]:
@@ -72,8 +83,10 @@ def pairs(
     return done
 
 
-def compare(ours: Worker, peers: list[PeerSpec], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All pairs of all workloads and peers; a peer that fails is reported, not fatal."""
+def compare(
+    ours: Worker, peers: list[PeerSpec], options: argparse.Namespace, engines: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """All pairs of all workloads and peers; a peer that fails is reported, not fatal. `engines` gets peers' facts."""
     results: list[dict[str, Any]] = []
     limits = {"requests": options.requests} if options.requests else {}
     workloads = options.workloads.split(",")
@@ -88,14 +101,26 @@ def compare(ours: Worker, peers: list[PeerSpec], options: argparse.Namespace) ->
             for workload in workloads:
                 entry: dict[str, Any] = {"workload": workload, "peer": spec.label, "rounds": []}
                 try:
-                    entry["rounds"] = pairs(ours, theirs, workload, options.rounds, options.patience, limits)
+                    rounds = rounds_of(options.rounds, workload)
+                    entry["rounds"] = pairs(ours, theirs, workload, rounds, options.patience, limits)
                 except WorkerError as error:
                     entry["error"] = str(error)
                 results.append(entry)
                 print(markdown([entry]).splitlines()[-1], flush=True)
+            if engines is not None:
+                engines[spec.label] = theirs.facts()
         finally:
             theirs.close()
     return results
+
+
+def add_floors(results: list[dict[str, Any]], model: str, quant: str) -> dict[str, Any]:
+    """Put `floor_s` beside the seconds of phloem's runs; returns what it rests on. All workers should be idle."""
+    machine, weights = floors.measure(), floors.weights_of(model, quant)
+    for run in (each["ours"] for entry in results for each in entry["rounds"]):
+        if run["passes"]:
+            run["metrics"]["floor_s"] = floors.floor(run["passes"], weights, machine)
+    return {**machine._asdict(), **weights._asdict()}
 
 
 def profile(spec: PeerSpec) -> dict[str, float]:
@@ -113,6 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run, print, and keep the results."""
     options = arguments(sys.argv[1:] if argv is None else argv)
     spec = PeerSpec.parse(options.phloem)
+    spec.options["sets"] = options.sets
     begin = time.perf_counter()
     ours = Worker(spec)
     try:
@@ -125,6 +151,11 @@ def main(argv: list[str] | None = None) -> int:
         }
     finally:
         ours.close()
+    if not options.no_floors:
+        try:
+            report["floors"] = add_floors(results, ours.about["model"], ours.about["quant"])
+        except ValueError as error:
+            print(f"no floors: {error}", file=sys.stderr)
     if not options.no_profile:
         report["profile"] = profile(spec)
         report["tree"] = tree.measure(TREE_NODES, page_size=1, seed=0)

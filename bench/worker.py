@@ -13,7 +13,7 @@ import time
 import traceback
 from typing import Any
 
-from bench.workloads import load, run
+from bench.workloads import load, passes, run
 
 
 def answer(peer: Any, command: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def answer(peer: Any, command: dict[str, Any]) -> dict[str, Any]:
     metrics, waves = run(command["workload"], peer, data)
     counters = getattr(peer, "counters", None)
     reply: dict[str, Any] = {"metrics": metrics, "counters": counters(waves) if counters else {}}
+    reply["passes"] = passes(command["workload"], waves)
     if command["workload"] == "W6g":
         reply["documents"] = [[peer.text(ids), len(ids)] for _, outputs in waves for ids in outputs]
     return reply

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 FOLDER = Path(__file__).parent / "workloads"
+_FIRST, _VOCABULARY = 1000, 49_152  # ids of plain words
 Tokens = list[int]
 Metrics = dict[str, float]
 # One call of `Peer.generate`: what went in and what came out, in order of submission.
@@ -27,9 +28,25 @@ class Peer(Protocol):
 
 
 def load(name: str, variant: int) -> dict[str, Any]:
-    """Variant 0 to 3 of a workload; W6g shares W6's file."""
+    """A variant of a workload; W6g shares W6's file. Variants beyond those of the file are its measured ones again, in
+    turn, with other first tokens: so nothing of them is in a prefix cache."""
     data: list[dict[str, Any]] = json.loads((FOLDER / f"{name.removesuffix('g')}.json").read_text())
-    return data[variant]
+    if variant < len(data):
+        return data[variant]
+    again, which = divmod(variant - 1, len(data) - 1)
+    return _afresh(data[1 + which], again)
+
+
+def _afresh(data: dict[str, Any], again: int) -> dict[str, Any]:
+    """The same texts, with the first token of each replaced: those that shared their beginning still do."""
+
+    def other(tokens: Tokens) -> Tokens:
+        return [_FIRST + (tokens[0] + 1009 * again) % (_VOCABULARY - _FIRST), *tokens[1:]]
+
+    starts = {key: list(map(other, data[key])) for key in ("prompts", "problems") if key in data}
+    if "convs" in data:
+        starts["convs"] = [[other(turns[0]), *turns[1:]] for turns in data["convs"]]
+    return data | starts
 
 
 class Recorder:
@@ -104,6 +121,22 @@ def least_prefill(waves: Sequence[Wave]) -> int:
         for prompt, output in zip(prompts, outputs, strict=True):
             grow(trie, prompt + output[:-1])
     return least
+
+
+def passes(name: str, waves: Sequence[Wave]) -> list[tuple[int, int, int]]:
+    """The fewest forward passes for what was timed of a run, as (tokens, of which need logits, how often).
+
+    A pass for the prompts of a wave, with a perfect prefix cache, then one for each further token of all together. Of
+    constrained runs none: outputs differ in length, and some of their tokens need no pass.
+    """
+    if name == "W6g":
+        return []
+    made, timed = [], waves[-1:] if name == "W1" else waves
+    for i, (prompts, outputs) in enumerate(timed):
+        many = len(prompts)
+        made.append((least_prefill(timed[: i + 1]) - least_prefill(timed[:i]), many, 1))
+        made.append((many, many, max(map(len, outputs)) - 1))
+    return made
 
 
 def grow(trie: dict[int, Any], tokens: Tokens) -> int:

@@ -9,6 +9,7 @@ from bench.stopwatch import Stopwatch
 from bench.workloads import Tokens, Wave, least_prefill
 from phloem import Engine, SamplingParams, __version__
 from phloem.batch import StepStats
+from phloem.config import load_config
 
 # The methods through which the scheduler uses a prefix cache.
 CACHE_METHODS = ("match", "peek", "lease", "slots", "publish", "release", "evict", "counts")
@@ -53,7 +54,7 @@ class Phloem:
         if self._watch:
             self._watch.wrap(engine.core.ledger.cache, CACHE_METHODS, "cache")
         self._log = StepLog(engine.core.counters) if profile else None
-        self.about = {"phloem": __version__, "model": engine.model_path}
+        self.about = {"phloem": __version__, "model": engine.model_path, "quant": engine.config.quant.use}
 
     def generate(self, prompts: list[Tokens], max_tokens: int, schema: dict[str, Any] | None = None) -> list[Tokens]:
         """All prompts submitted at once."""
@@ -96,7 +97,7 @@ class Phloem:
         self._engine.close()
 
 
-def connect(model: str = "smollm2-135m", *, profile: bool = False, **sections: Any) -> Phloem:
-    """Load a model; further options are config sections, such as {"cache": {"use": "chunk"}}."""
-    sections.setdefault("model", {}).setdefault("dtype", "float32")
-    return Phloem(Engine(model, **sections), profile=profile)
+def connect(model: str = "smollm2-135m", *, profile: bool = False, sets: Sequence[str] = (), **sections: Any) -> Phloem:
+    """Load a model; further options are config sections, such as {"cache": {"use": "chunk"}}; `sets` as of --set."""
+    sections["model"] = {"dtype": "float32", "path": model, **sections.get("model", {})}
+    return Phloem(Engine.from_config(load_config(sections=sections, sets=sets)), profile=profile)
