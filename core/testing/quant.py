@@ -17,7 +17,7 @@ from ..interfaces import PluginContext, Quant
 from ..linear import GATES, Blocks, Linear, Norm
 from .plugin import PluginSuite
 
-SHAPES = ((1, 32), (37, 96), (64, 64), (130, 160), (48, 576))  # outputs, inputs
+SHAPES = ((5, 32), (37, 96), (64, 64), (130, 160), (48, 576))  # outputs, inputs
 ROWS = (1, 2, 3, 7, 12, 13, 33, 64)
 ALONG: Sequence[tuple[bool, str | None, bool, bool]] = (  # before, gate, after, bias
     (False, None, False, False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from phloem.plugins.quant.gguf import GgufBlocks
+from phloem.plugins.quant.int4 import Int4
 from phloem.plugins.quant.none import NoQuant
 from phloem.testing import QuantSuite
 
@@ -18,3 +20,16 @@ class TestTorch(QuantSuite):
     plugin = NoQuant
     options = {"product": "torch"}  # noqa: RUF012
     tolerance = rounding = 1e-6
+
+
+class TestInt4(QuantSuite):
+    plugin = Int4
+    bits = True
+
+
+class TestGguf(QuantSuite):
+    """Floats become 8 bits."""
+
+    plugin = GgufBlocks
+    tolerance = 0.03
+    bits = True

@@ -15,6 +15,8 @@ from phloem.errors import ConfigError
 Tiny = Callable[[str], Path]
 QUANTS: dict[str, dict[str, Any]] = {
     "none": {"use": "none"},
+    "int4": {"use": "int4"},
+    "gguf": {"use": "gguf"},
 }
 ARCHITECTURES = ("llama", "gemma3", "lfm2")
 TEXTS = prompts(4, low=20, high=60)

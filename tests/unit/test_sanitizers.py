@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"attention": "attention", "rotation": "model/native", "packed": "quant"}  # of plugins, by program
+FOLDERS = {
+    "attention": "attention",
+    "rotation": "model/native",
+    "packed": "quant",
+    "block_product": "quant",
+    "block_rounding": "quant",
+}  # of plugins, by program
 FLAGS = ("-std=c++17", "-O1", "-g", "-fopenmp", "-fno-sanitize-recover=all")
 
 
@@ -17,7 +23,8 @@ def machines() -> list[str]:
     """Values of `-march` that run here: the machine's own, and narrower vector units that others have."""
     info = Path("/proc/cpuinfo")
     flags = info.read_text().split() if info.exists() else []
-    narrower = {"haswell": "avx2", "x86-64": "sse2"}  # NEON's path is that of the last
+    narrower = {"cascadelake": "avx512_vnni", "alderlake": "avx_vnni", "haswell": "avx2"}
+    narrower["x86-64"] = "sse2"  # whose path is NEON's, too
     return ["native", *(name for name, flag in narrower.items() if flag in flags)]
 
 
