@@ -100,6 +100,7 @@ class KVStore:
         self.values = [zeros(n, s.kv_heads, s.v_dim) for n, s in sizes]
         self.moved_bytes = 0
         self.marks: tuple[str, ...] = ()  # what rows depend on that are neither K nor V of the model
+        self.lost: Mapping[str, str] = {}  # whose such rows are not all there any more, and why
 
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k [T, kv_heads, k_dim] and v [T, kv_heads, v_dim] of one layer at `slots` [T] int64."""

@@ -38,7 +38,10 @@ class Storage(Protocol):
         """
 
     def write(self, name: bytes, data: bytes) -> None:
-        """Keep it, in whole or not at all, also if the process dies in the middle. Raises OSError where it cannot."""
+        """Keep it, in whole or not at all, also if the process dies in the middle; in place of what has that name.
+
+        Raises OSError where it cannot: then what was there may stay.
+        """
 
     def touch(self, names: Sequence[bytes]) -> None:
         """These are in use: a use of each, in this order. Unknown ones are ignored."""

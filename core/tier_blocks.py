@@ -118,6 +118,7 @@ class Layout:
 
     size: int  # tokens of a block, whole pages
     rows: Rows
+    needs: tuple[int, ...] = ()  # per group of tokens: the first row that a text needs which ends with the block
 
     @property
     def head_bytes(self) -> int:
@@ -139,6 +140,16 @@ class Layout:
         """Bytes of one state, sealed; 0 where no layer keeps one."""
         width = sum(self.rows.widths[self.rows.groups :])
         return width and width + self.head_bytes
+
+    def poor(self, block: Block) -> bool:
+        """It lacks rows of windows that a text needs which ends with it; a state never does."""
+        groups = len(self.needs)
+        lacks = any(first > need for first, need in zip(block.firsts, self.needs, strict=False))
+        return lacks and block.firsts[groups:] != (self.size - 1,)
+
+    def complete(self, slots: Sequence[IntArray]) -> bool:
+        """What `copy` would make of these is not poor."""
+        return not any((own[need:] < 0).any() for own, need in zip(slots, self.needs, strict=False))
 
     def copy(self, slots: Sequence[IntArray]) -> Block:
         """A block out of the pools: per group of tokens [size] slots; what lies before a -1 is not kept."""

@@ -33,17 +33,22 @@ def chosen(config: Config) -> list[KeyPath]:
 
 
 def unmet_by_cache(config: Config, cache: tuple[str, frozenset[str]] | None = None) -> Iterator[str]:
-    """A problem for each tier where the cache cannot be spread over tiers.
+    """A problem for each tier where the cache cannot be spread over tiers, and for what only a cache that shares has.
 
     `cache` is its name and capabilities, for one that was chosen by `auto`; without it such a one is not judged.
     """
     if cache is None and config.cache.plugin is not None:
         cache = config.cache.use, config.cache.plugin.capabilities
-    for path in chosen(config) if cache is not None and "tiers" not in cache[1] else ():
-        name, mark = config.origin(path)
-        place = mark.place if mark else name
-        problem = f"{place}: {dotted(path)}: needs a cache with tiers; cache '{cache[0] if cache else ''}' has none"
-        yield "\n".join([problem, *_quotes(config, path, ("cache", "use"))])
+    own, able = cache or ("", frozenset({"tiers", "sharing"}))
+    shared = {"pin_share": config.cache.pin_share > 0, "eviction": config.cache.eviction.use != "lru"}
+    wanted: list[tuple[KeyPath, str]] = [(path, "tiers") for path in chosen(config)]
+    wanted += [(("cache", name), "sharing") for name, asked in shared.items() if asked]
+    for path, need in wanted:
+        if need not in able:
+            name, mark = config.origin(path)
+            place = mark.place if mark else name
+            problem = f"{place}: {dotted(path)}: needs a cache with {need}; cache '{own}' has none"
+            yield "\n".join([problem, *_quotes(config, path, ("cache", "use"))])
 
 
 def build_tiers(
@@ -67,12 +72,15 @@ def build_tiers(
     from .tier_loads import Loads
     from .tier_shelf import Shelf
     from .tiers import Tiers
+    from .windows import needed_from
 
     problems = list(unmet_by_cache(config, (cache, ledger.cache.capabilities)))
     if problems:
         raise ConfigError(problems)
     page, host = config.cache.page_size, config.cache.host
-    layout = Layout(-(-DEFAULT_BLOCK // page) * page, Rows(ledger.kv, len(ledger.pools), states))
+    size = -(-DEFAULT_BLOCK // page) * page
+    needs = tuple(0 if window is None else needed_from(size, window, page) for window in ledger.windows)
+    layout = Layout(size, Rows(ledger.kv, len(ledger.pools), states), needs)
     least, arithmetic = _least(layout)
     if host is not None and host.size < least:
         raise _too_small(config, "host", host.size, arithmetic)

@@ -8,7 +8,7 @@ import threading
 import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from .storage import Storage
@@ -20,7 +20,7 @@ T = TypeVar("T")
 BACKLOG = 256 * 1024**2
 # How long nothing is given to a device that has failed to write.
 _REST_S = 5.0
-_TOUCHES = 1 << 16  # names that may wait to be touched
+_NAMES = 1 << 16  # that may wait to be touched, and that are known to be poor
 _ENTRY_BYTES = 256  # of a block in memory, beside its data
 _SILENCE_S = 10.0  # between two lines of log about failures
 
@@ -56,6 +56,9 @@ class Shelf:
 
     A block that is put goes to memory and, in the background, to the storage. Whatever the storage raises costs the
     block and is counted. The storage holds `disk_bytes` in all.
+
+    A block that is poor (see `Layout.poor`) is replaced once one comes that is not: when somebody has computed again
+    what its windows had lost. Of those that the storage has from an earlier life this is known once they are read.
     """
 
     def __init__(self, layout: Layout, host_bytes: int, storage: Storage | None, disk_bytes: int = 1 << 62) -> None:
@@ -63,6 +66,8 @@ class Shelf:
         self._kept: OrderedDict[bytes, Block] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._writing: set[bytes] = set()
+        self._poor: dict[bytes, None] = {}  # of the storage's blocks, as far as they were seen
+        self.frozen = False  # the storage is only read
         self._backlog = 0
         self._rests_until = 0.0  # time.monotonic() up to which the device is given nothing
         self._touched: dict[bytes, None] = {}  # to be touched by the writer, in this order
@@ -77,7 +82,13 @@ class Shelf:
     @property
     def durable(self) -> bool:
         """What is put here is found again after the end."""
-        return self._storage is not None and "durable" in self._storage.capabilities
+        return self._storage is not None and not self.frozen and "durable" in self._storage.capabilities
+
+    def freeze(self, why: Iterable[str]) -> None:
+        """From now on the storage is only read."""
+        if self._storage is not None and not self.frozen:
+            log.warning("tiers: nothing more is stored on the disk: rows of %s are lost", ", ".join(why))
+            self.frozen = True
 
     def on_disk(self, name: bytes) -> bool:
         """The storage has it."""
@@ -88,21 +99,25 @@ class Shelf:
         """A block in memory."""
         return self._kept.get(name)
 
-    def lacks(self, names: Sequence[bytes], start: int) -> list[int]:
+    def lacks(self, names: Sequence[bytes], start: int, complete: Callable[[int], bool]) -> list[int]:
         """Which blocks of a prefix, from number `start` on, to copy out now: the last first.
 
         Those that are neither in the lowest tier nor on their way there, and that have a place: in a tier that holds
         less than the whole prefix its beginning stays. What a busy or failing device does not take may go to memory.
+        So too those that are poor there, where `complete(number)`: what is copied now is not.
         """
         each, room = self.layout.block_bytes, self._room(self.layout.block_bytes)
         if self._storage is not None:
             numbers = range(start, min(len(names), self._disk // each))
-            lacking = [at for at in numbers if names[at] not in self._writing and not self.on_disk(names[at])]
+            poor = {at for at in numbers if names[at] in self._poor and complete(at)}
+            absent = [at for at in numbers if at in poor or not self.on_disk(names[at])]
+            lacking = [at for at in absent if names[at] not in self._writing]
             self._drop(len(lacking) - room)
             if room or not self._most:
                 return lacking[:room][::-1]
         most = self._most // (each - self.layout.head_bytes + _ENTRY_BYTES)
-        return [at for at in range(start, min(len(names), most)) if names[at] not in self._kept][::-1]
+        kept = [(at, self._kept.get(names[at])) for at in range(start, min(len(names), most))]
+        return [at for at, own in kept if own is None or (self.layout.poor(own) and complete(at))][::-1]
 
     def lacks_state(self, name: bytes, blocks: int) -> bool:
         """Whether to copy out now the state, of this name, after so many blocks; these must have a place as well."""
@@ -118,8 +133,8 @@ class Shelf:
     def _room(self, each: int) -> int:
         """How many entries of so many bytes the device takes now."""
         now = time.monotonic()
-        if now < self.patient_until:
-            return 1 << 62
+        if self.frozen or now < self.patient_until:
+            return 0 if self.frozen else 1 << 62
         return 0 if now < self._rests_until else max(0, BACKLOG - self._backlog) // each
 
     def _drop(self, entries: int) -> None:
@@ -129,12 +144,15 @@ class Shelf:
 
     def copy(self, name: bytes, made: Callable[[], Block]) -> Block | None:
         """A block of memory, or one made now; None, counted and logged, where there is no memory to copy it to."""
-        return self._try("copying out", lambda: self._kept.get(name) or made(), "uncopied")
+        kept = self._kept.get(name)
+        return self._try("copying out", made, "uncopied") if kept is None or self.layout.poor(kept) else kept
 
     def put(self, name: bytes, block: Block, parent: bytes, keys: array[int]) -> None:
         """Keep a block, of these keys behind the block `parent`, in every tier that lacks it."""
         self.keep(name, block)
-        if (storage := self._storage) is None or self._writer is None or name in self._writing or self.on_disk(name):
+        if (storage := self._storage) is None or self._writer is None or self.frozen or name in self._writing:
+            return
+        if self.on_disk(name) and (name not in self._poor or self.layout.poor(block)):
             return
         while self._backlog + block.data.nbytes > BACKLOG and time.monotonic() < self.patient_until:
             time.sleep(0.002)
@@ -146,9 +164,10 @@ class Shelf:
 
     def keep(self, name: bytes, block: Block) -> None:
         """Keep a block in memory, and let go the least recently used ones for it."""
-        if name not in self._kept:
+        known = self._kept.get(name)
+        if known is None or (self.layout.poor(known) and not self.layout.poor(block)):
             self._kept[name] = block
-            self._bytes += block.data.nbytes + _ENTRY_BYTES
+            self._bytes += block.data.nbytes - known.data.nbytes if known else block.data.nbytes + _ENTRY_BYTES
             self.counts["stored"] += 1
         while self._bytes > self._most:
             _, gone = self._kept.popitem(last=False)
@@ -165,7 +184,7 @@ class Shelf:
             return
         with self._lock:
             pending = bool(self._touched) or not names
-            for name in backwards if len(self._touched) < _TOUCHES else ():
+            for name in backwards if len(self._touched) < _NAMES else ():
                 self._touched.pop(name, None)
                 self._touched[name] = None
         if not pending:
@@ -207,7 +226,9 @@ class Shelf:
         block = self.layout.unseal(sealed, parent, keys)
         with self._lock:
             self.counts["read" if block is not None else "corrupt"] += 1
-        if block is None:
+        if block is not None:
+            self._seen(name, block)
+        else:
             self._complain("block %s is corrupt: it is computed again", name.hex())
             self._try("reject", lambda: storage.reject(name))
         return block
@@ -223,9 +244,20 @@ class Shelf:
         with self._lock:
             self._backlog -= block.data.nbytes
             self.counts["written"] += bool(written)
-        if not written:
+        if written:
+            self._seen(name, block)
+        else:
             self._rests_until = time.monotonic() + _REST_S
         self._writing.discard(name)
+
+    def _seen(self, name: bytes, block: Block) -> None:
+        """The storage has it so."""
+        with self._lock:
+            self._poor.pop(name, None)
+            if self.layout.poor(block):
+                self._poor[name] = None
+                if len(self._poor) > _NAMES:
+                    del self._poor[next(iter(self._poor))]
 
     def _touch(self, storage: Storage) -> None:
         with self._lock:

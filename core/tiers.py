@@ -150,13 +150,18 @@ class Tiers:
     ) -> None:
         """Copy the whole blocks of tokens[base:] that lie in no tier, and states after them; see `leaving` for `slots`.
 
-        `base` is where a block begins.
+        So too blocks that lie there without all of their windows. `base` is where a block begins.
         """
         layout, size, groups = self._layout, self._layout.size, len(self._ledger.pools)
         names = names[: len(tokens) // size]
-        for at in self._shelf.lacks(names, base // size):
-            rows = [own[at * size - base : (at + 1) * size - base] for own in slots[:groups]]
-            self._put(names, at, names[at], tokens, space, partial(layout.copy, rows))
+        if lost := self._ledger.kv.lost:  # a later life would take what is there instead for rows of these
+            self._shelf.freeze(lost)
+
+        def rows(at: int) -> list[IntArray]:
+            return [own[at * size - base : (at + 1) * size - base] for own in slots[:groups]]
+
+        for at in self._shelf.lacks(names, base // size, lambda at: layout.complete(rows(at))):
+            self._put(names, at, names[at], tokens, space, partial(layout.copy, rows(at)))
         for own in slots[groups:]:
             there = np.flatnonzero(own[size - 1 :: size] >= 0) + base // size
             for at in there.tolist():

@@ -72,12 +72,13 @@ class Lodging:
             own = range(end, end + drafter.scratch * self.running)
             drafter.attach(TokenRows(kv, layer, self.group, window, own, model, branches))
             layer += len(drafter.row_layers)
-        kv.marks = tuple(drafter.fingerprint for _, drafter in self.drafters)
+        kv.marks, kv.lost = tuple(drafter.fingerprint for _, drafter in self.drafters), self.lost
 
     def keep(self, batch: Batch, layers: tuple[int, ...], states: torch.Tensor) -> None:
         """A step's query tokens are computed: [T, len(layers), hidden]. Called once a step, on the thread that runs it.
 
-        A drafter that fails here is asked no more: later rows would be made from such as it has not written.
+        A drafter that fails here is asked no more: later rows would be made from such as it has not written. Nor is
+        anything stored any more that a later life would take for rows of it.
         """
         for name, drafter in self.drafters:
             if name not in self.lost:

@@ -40,7 +40,7 @@ class FileStorage:
 
         model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-        path: str
+        path: str = Field(min_length=1)
         """Folder; it is made where it is absent, and belongs to one engine at a time."""
         size: Annotated[Size, Field(ge=1)]
         """Most bytes of blocks that it holds."""
@@ -147,14 +147,14 @@ class FileStorage:
     def write(self, name: bytes, data: bytes) -> None:
         """Under another name first; a rename makes it whole at once. Larger than the budget: not at all."""
         file = self._file(name.hex())
-        if self.holds(name) or len(data) > self._most:
+        if len(data) > self._most:
             return
         self._make_room(len(data))
         file.parent.mkdir(exist_ok=True)
         self._write_whole(file, data, sync=False)
         with self._guard:
+            self._bytes += len(data) - self._sizes.pop(name.hex(), 0)
             self._sizes[name.hex()] = len(data)
-            self._bytes += len(data)
 
     def touch(self, names: Sequence[bytes]) -> None:
         """In memory, and as the files' times."""

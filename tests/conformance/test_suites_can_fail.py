@@ -240,6 +240,13 @@ class Forgets(FakeStorage):
         """Nothing is kept."""
 
 
+class Settles(FakeStorage):
+    def write(self, name: bytes, data: bytes) -> None:
+        """What is there stays."""
+        if not self.holds(name):
+            super().write(name, data)
+
+
 class Grows(FakeStorage):
     def __init__(self, options: Any, context: Any) -> None:
         super().__init__(options, context)
@@ -288,6 +295,7 @@ class StorageThatFails(StorageSuite):
     ("broken", "test"),
     [
         (Forgets, "test_reads_what_was_written"),
+        (Settles, "test_reads_what_was_written"),
         (Grows, "test_keeps_to_its_budget"),
         (First, "test_keeps_to_its_budget"),
         (Clings, "test_what_is_rejected_is_gone"),

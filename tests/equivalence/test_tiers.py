@@ -138,16 +138,45 @@ def test_a_load_goes_on_where_the_pool_ends(tiny_model: Tiny) -> None:
 
 @pytest.mark.parametrize("arch", ["gemma3", "mistral"])
 def test_a_window_that_was_gone_is_not_taken_for_one(tiny_model: Tiny, arch: str) -> None:
-    """Of a long answer only the end has its window; its other blocks are kept without, and no load may end in them."""
+    """Of a long answer only the end has its window; its other blocks are kept without, and no load may end in them.
+
+    Until they have been computed once more: then they are kept with it.
+    """
     path, prompt = tiny_model(arch), text(16, 140)
     with tiered(path, cache={"use": "swa"}, schedule={"chunk": 24, "max_tokens_per_step": 24}) as made:
         whole_text = [*prompt, *made.generate(prompt, greedy(160)).outputs[0].token_ids]
-        found = {}
-        for length in (130, 141, 200, 260, 300):
+        found = []
+        for length in (130, 141, 200, 200, 300, 300):
             made.invoke(lambda core: core.ledger.cache.reset()).result()
-            got, found[length] = run(made, whole_text[:length])
+            got, cached = run(made, whole_text[:length])
             same(path, whole_text[:length], got, f"the first {length}")
-        assert found == {130: 128, 141: 128, 200: 128, 260: 128, 300: 128}
+            found.append(cached)
+        assert found == [128, 128, 128, 192, 192, 256]
+
+
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_windows_that_are_computed_again_heal_what_is_stored(tiny_model: Tiny, tmp_path: Path, write: str) -> None:
+    """On the disk as well, in another life than the one that had lost them: each block is written twice at most."""
+    path, prompt = tiny_model("gemma3"), text(17, 140)
+    sections: dict[str, Any] = {"cache": {"use": "swa"}, "schedule": {"chunk": 24, "max_tokens_per_step": 24}}
+    sections["host"] = {"size": "64MiB", "write": "back"} if write == "back" else None
+
+    def stop(made: Engine) -> None:
+        made.invoke(lambda core: core.ledger.cache.evict(10**6)).result()
+        eventually(lambda: not tier(made, "disk", "backlog"))
+
+    with tiered(path, tmp_path, **sections) as made:
+        whole_text = [*prompt, *made.generate(prompt, greedy(160)).outputs[0].token_ids]
+        stop(made)
+        assert tier(made, "disk", "written") == 4
+    for expected, written in ((128, 2), (256, 0)):
+        with tiered(path, tmp_path, **sections) as made:
+            for again in range(2):
+                got, cached = run(made, whole_text[:299])
+                same(path, whole_text[:299], got, f"expected {expected}")
+                assert cached == (256 if again else expected)
+                stop(made)
+            assert tier(made, "disk", "written") == written
 
 
 def test_only_what_was_found_again_is_hot(tiny_model: Tiny) -> None:

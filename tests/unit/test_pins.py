@@ -177,7 +177,7 @@ def test_an_aborted_pin_leaves_nothing(tiny_model: Tiny) -> None:
     [
         ({"share": 0}, text(5, 30), "would make 30 pinned tokens, 0 are allowed"),
         ({"page": 16}, text(5, 15), "a prompt of 15 tokens is less than a page of 16 tokens"),
-        ({"use": "chunk"}, text(5, 30), "this cache shares no prefixes"),
+        ({"use": "chunk", "share": 0}, text(5, 30), "this cache shares no prefixes"),
     ],
 )
 def test_what_cannot_be_pinned_is_refused(

@@ -56,6 +56,7 @@ def test_an_unknown_storage_has_suggestions(tmp_path: Path) -> None:
     assert "no storage plugin is named 'fiel' (did you mean 'file'?)" in refused(
         written(tmp_path, "  disk: {use: fiel, path: ./kv, size: 1GiB}\n")
     )
+    assert "engine.yaml:4:10: cache.disk.path: " in refused(written(tmp_path, "  disk: {path: '', size: 1GiB}\n"))
 
 
 def test_a_cache_without_tiers_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -65,6 +66,14 @@ def test_a_cache_without_tiers_is_refused_with_both_lines(tmp_path: Path) -> Non
         assert f"engine.yaml:{line}:3: cache.{name}: needs a cache with tiers; cache 'chunk' has none" in text
         assert f"engine.yaml:{line}:3: {tier}" in text
     assert "engine.yaml:4:3: use: chunk" in text
+
+
+def test_pins_and_eviction_rules_need_a_cache_that_shares(tmp_path: Path) -> None:
+    text = refused(written(tmp_path, "  use: chunk\n  pin_share: 0.1\n  eviction: {use: slru, hits: 2}\n"))
+    assert "engine.yaml:5:3: cache.pin_share: needs a cache with sharing; cache 'chunk' has none" in text
+    assert "engine.yaml:6:3: cache.eviction: needs a cache with sharing; cache 'chunk' has none" in text
+    assert "engine.yaml:4:3: use: chunk" in text
+    assert load_config(written(tmp_path, "  use: chunk\n  eviction: lru\n"), env={}).cache.pin_share == 0
 
 
 def test_the_disk_is_a_file_store_unless_it_says_otherwise(tmp_path: Path) -> None:
