@@ -95,7 +95,8 @@ class Scheduler:
         if self.waiting and self.retractions == retractions and self.policy_error is None:
             self._admit()
         self._hang_drafts()
-        return self._plan
+        plan, self._plan = self._plan, Plan()  # it is being made no longer: a retraction between steps leaves it alone
+        return plan
 
     def _plan_decodes(self) -> None:
         for request in list(self.running):
@@ -207,7 +208,12 @@ class Scheduler:
         return [request for request in self.running if not request.drawn]
 
     def retract(self, request: Request) -> None:
-        """Send a running request back to the queue. Its state stays in the cache while there is room."""
+        """Send a running request back to the queue. Its state stays in the cache while there is room.
+
+        Of the plan being made its segment is taken out; the result of one that is under way is void. Raises
+        AssertionError where that has a drawn draft: see `_retractable`.
+        """
+        assert not request.drawn, f"{request!r} has a drawn draft under way: retracting it would choose among draws"
         self.running.remove(request)
         self.ledger.release(request, publish=True)
         request.state = State.WAITING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,47 @@ def test_abort_after_any_step(llama: Path, overlap: str, page: int, drafter: str
         seen.add((last.finish_reason, min(len(bench.tokens("doomed")), 1)))
         assert bench.all_free()
     assert seen == {("abort", 0), ("abort", 1), ("length", 1)}
+
+
+@pytest.mark.parametrize(("overlap", "drafter"), [("on", None), ("on", "Right"), ("off", "Tree")])
+def test_a_retraction_between_steps_leaves_the_step_under_way_alone(
+    llama: Path, overlap: str, drafter: str | None
+) -> None:
+    """Whoever else is in that step goes on as if nothing had been; who was retracted begins anew."""
+    texts = prompts(3, low=12, high=14)
+    reference = tiny_reference(llama)
+    truth = [reference.greedy(text, 12) for text in texts]
+    written = [[*text, *tokens] for text, (tokens, _) in zip(texts, truth, strict=True)]
+    sections = {"schedule": {"chunk": 8}, "engine": {"overlap": overlap}}
+    bench = Stepper(llama, drafter=drafter, texts=written, **sections)
+    for steps, who in itertools.product(range(1, 8), range(3)):
+        bench.events.clear()
+        for i, text in enumerate(texts):
+            bench.submit(f"{i}", text, greedy(12), salt=f"{steps} {who}")
+        for _ in range(steps):
+            bench.step()
+        retracted = [request for request in bench.core.scheduler.running if request.call.call_id == f"{who}"]
+        for request in retracted:
+            bench.core.scheduler.retract(request)
+        bench.finish()
+        for i, (tokens, margins) in enumerate(truth):
+            assert_same(bench.tokens(f"{i}"), tokens, margins, f"{i}, {who} retracted after {steps} steps")
+        assert bench.all_free()
+    assert bench.core.scheduler.retractions > 10
+
+
+def test_who_has_a_drawn_draft_under_way_cannot_be_retracted(llama: Path) -> None:
+    """Some draws' verdicts would count and others' not."""
+    bench = Stepper(llama)
+    bench.submit("drawn", DOOMED, greedy(8))
+    bench.step()
+    [request] = bench.core.scheduler.running
+    request.drawn = True
+    with pytest.raises(AssertionError, match="a drawn draft under way"):
+        bench.core.scheduler.retract(request)
+    request.drawn = False
+    bench.finish()
+    assert bench.all_free()
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
