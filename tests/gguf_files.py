@@ -21,10 +21,12 @@ def convert(
     drop: Collection[str] = (),
     extra: Callable[[gguf.GGUFWriter], None] | None = None,
     pre: str | None = "gpt-2",
+    stored: Callable[[str], str] = lambda name: "F32",
 ) -> Path:
-    """Write a model folder (llama, qwen2, qwen3, gemma2 or gemma3) as a float32 GGUF file of architecture `arch`.
+    """Write a model folder (llama, qwen2, qwen3, gemma2 or gemma3) as a GGUF file of architecture `arch`.
 
     `drop`: GGUF tensor names left out. `extra` may add metadata and tensors. `pre`: name of the word splitting.
+    `stored`: how a matrix of this name is stored, such as Q8_0; vectors are float32.
     """
     from safetensors.numpy import load_file
 
@@ -42,7 +44,11 @@ def convert(
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         if target not in drop:
-            writer.add_tensor(target, _layout(values, target, arch, config))
+            values, form = _layout(values, target, arch, config), gguf.GGMLQuantizationType[stored(target)]
+            if values.ndim == 1 or form == gguf.GGMLQuantizationType.F32:
+                writer.add_tensor(target, values)
+            else:
+                writer.add_tensor(target, gguf.quantize(values, form), raw_dtype=form)
     close(writer)
     return file
 

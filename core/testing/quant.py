@@ -109,9 +109,9 @@ class QuantSuite(PluginSuite):
 
     def test_the_weight_is_not_kept(self) -> None:
         """Memory holds the quantised model and one matrix; only what takes the weight as it is may keep it."""
-        weight = drawn(64, 64)
+        weight, quant = drawn(64, 64), self.make()  # which lives as long as the model
         gone = weakref.ref(weight)
-        made = self.make().linear(Linear(weight))
+        made = quant.linear(Linear(weight))
         kept = made.weight is weight
         del weight
         assert kept or gone() is None

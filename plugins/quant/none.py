@@ -31,7 +31,7 @@ class NoQuant:
         model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
         product: Literal["auto", "packed", "torch"] = "auto"
-        """`packed`: the C++ product for float32 on CPUs; `auto` takes it where it applies and compiles."""
+        """`packed`: C++ for float32 on CPUs; `auto` takes it where it applies and compiles, else `torch`."""
 
     def __init__(self, options: Options, context: PluginContext) -> None:
         """Raises PluginError if `packed` is asked for and cannot be had."""

@@ -180,8 +180,8 @@ def test_plugins_check(tmp_path: Path) -> None:
 def test_kinds_with_a_template_are_those_that_help_lists(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plugins", "new", "--help"])
-    kinds = "api, attention, cache, component, events, eviction, grammar, key, observer, parser, sampler, schedule"
-    assert f"{kinds}, spec, storage" in " ".join(capsys.readouterr().out.split())
+    kinds = "api, attention, cache, component, events, eviction, grammar, key, observer, parser, quant, sampler"
+    assert f"{kinds}, schedule, spec, storage" in " ".join(capsys.readouterr().out.split())
     assert main(["plugins", "new", "router", "x"]) == 2
     assert "there is no template for kind 'router'" in capsys.readouterr().err
 

@@ -20,6 +20,7 @@ import torch
 from gguf_files import close, convert
 
 from phloem.errors import ModelError
+from phloem.linear import Blocks
 from phloem.plugins.model._source import open_source, resolve, served_name
 from phloem.plugins.model._source.gguf_file import GgufFile
 from phloem.plugins.model._source.known import KNOWN, KnownModel
@@ -133,6 +134,30 @@ def test_gguf_equals_transformers_loading(tiny_model: Tiny, tmp_path: Path, arch
     found = dict(open_source(str(file)).tensors())
     assert found.keys() == expected.keys() - ({"lm_head.weight"} if model.config.tie_word_embeddings else set())
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_gguf_hands_blocks_over_as_they_are(tiny_model: Tiny, tmp_path: Path, arch: str) -> None:
+    """Of the kinds that are asked for, matrices only; rows that a conversion has moved are in their places."""
+
+    def stored(name: str) -> str:
+        return "Q8_0" if "attn" in name else "Q4_1" if "ffn_up" in name else "F16"
+
+    source = open_source(str(convert(tiny_model(arch), tmp_path / "m.gguf", GGUF_ARCH[arch], stored=stored)))
+    floats = dict(source.tensors())
+    assert all(isinstance(tensor, torch.Tensor) for tensor in floats.values())
+    kinds = set()
+    for name, tensor in source.tensors(frozenset({"Q8_0", "Q4_1", "Q6_K"})):
+        if isinstance(tensor, Blocks):
+            ((kind, rows),) = tensor.parts
+            kinds.add(kind)
+            assert rows.dtype == torch.uint8
+            assert tensor.shape == tuple(floats[name].shape)
+            assert torch.equal(tensor.dequantise(), floats[name])
+        else:
+            assert torch.equal(tensor, floats[name])
+            assert "norm" in name or not ("self_attn" in name or "up_proj" in name)
+    assert kinds == {"Q8_0", "Q4_1"}
 
 
 def test_gguf_dequantises_as_the_library(tmp_path: Path) -> None:
