@@ -114,6 +114,14 @@ class CacheSuite:
         """Likewise with pages of 64 tokens, in fewer histories."""
         self._histories(64, windows, max(1, self.examples // 4))
 
+    def test_large_pages(self) -> None:
+        """Where nothing has a window, too."""
+        self._histories(64, (None,), max(1, self.examples // 4))
+
+    def test_large_pages_with_states(self, recurrent: tuple[Kind, ...]) -> None:
+        """A state is between pages."""
+        self._histories(64, recurrent, max(1, self.examples // 8))
+
     def _histories(self, page_size: int, kinds: tuple[Kind, ...], examples: int | None = None) -> None:
         quick = settings(
             max_examples=examples or self.examples,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +184,25 @@ def test_swa_across_windows(real: Real, page: int) -> None:
         running.check()
         running.flush_cache()
         assert all(group["free"] == group["total"] for group in running.stats()["groups"])
+
+
+@pytest.mark.slow
+def test_what_comes_back_across_windows(real: Real, tmp_path: Path) -> None:
+    """Prompts around one and two windows, and one of six, from host memory, and from the disk after a restart."""
+    with engine(real.name) as running:
+        long = running.tokenizer.encode(LONG * 5)
+    prompts = [[5 + i, *long[: length - 1]] for i, length in enumerate((511, 512, 513, 1023, 1024, 1025, 3000))]
+    tiers = {"host": {"size": "1GiB"}, "disk": {"path": str(tmp_path), "size": "1GiB"}}
+    for life, runs in enumerate((2, 1)):
+        with engine(real.name, cache={"tokens": 8192, **tiers}, engine={"threads": THREADS}) as running:
+            for again in range(runs):
+                for prompt in prompts:
+                    result = running.generate(prompt, greedy(COUNT))
+                    truth = real.reference.greedy(prompt, COUNT)
+                    assert_same(result.token_ids, *truth, f"{real.name}, {len(prompt)} tokens, life {life}")
+                    assert result.usage.cached_tokens == ((len(prompt) - 1) // 64 * 64 if life or again else 0)
+                running.invoke(lambda core: core.ledger.cache.reset()).result()
+            stats = running.stats()
+            assert stats["tiers"]["loads"] == len(prompts)
+            assert (stats["tiers"]["disk"]["read"] > 0) == (life > 0)
+            running.check()

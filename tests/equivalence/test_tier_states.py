@@ -350,6 +350,30 @@ def test_holds_and_pins(tiny_model: Tiny, arch: str, write: str) -> None:
             assert cached >= whole(again)
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+@pytest.mark.parametrize("fault", [None, "read", "corrupt"])
+def test_pins_of_the_configuration(tiny_model: Tiny, tmp_path: Path, arch: str, fault: str | None) -> None:
+    """After a restart they come from the disk, or are computed where it fails; they stay whatever else comes."""
+    path, pinned = tiny_model(arch), text(53, 2 * BLOCK + 9)
+    pins = [{"name": "system", "token_ids": pinned}, {"name": "own", "token_ids": pinned[:BLOCK], "salt": "a"}]
+    cache = {"tokens": 2 * POOL, "pin_share": 0.25, "snapshot_every": 64, "pins": pins}
+    for life in range(2):
+        faults = {"faults": (fault,)} if life and fault else {}
+        with tiered(path, tmp_path, storage=FAULTY, host=None, cache=cache, disk=faults) as made:
+            told = made.stats()
+            assert told["pins"]["named"] == {"system": len(pinned), "own": BLOCK}
+            computed = told["prefill_tokens"]
+            assert computed == len(pinned) + BLOCK if not life or fault else computed <= 9 + BLOCK
+            empty(made)
+            for turn, salt, least in (([*pinned, 9], None, len(pinned)), ([*pinned[:BLOCK], 9], "a", BLOCK)):
+                got, cached = run(made, turn, salt=salt)
+                same(path, turn, got, f"life {life}")
+                assert cached == least
+            made.flush_cache()
+            assert run(made, [*pinned, 8])[1] == len(pinned)
+            eventually(lambda: not tier(made, "disk", "backlog"))
+
+
 @pytest.mark.parametrize(("arch", "spec"), [("llama", "suffix"), ("lfm2", "ngram")])
 def test_drafters_under_a_key_scheme(tiny_model: Tiny, arch: str, spec: str) -> None:
     """Blocks are found by keys, and what is drafted behind them is of the request's own text."""
