@@ -45,7 +45,7 @@ def _key(source: Path) -> str:
     info = Path("/proc/cpuinfo")
     told = info.read_text().splitlines() if info.exists() else []
     processor = [line for line in told if line.startswith(("flags", "Features", "model name"))][:2]
-    headers = [header.read_text() for header in HEADERS]
+    headers = [header.read_text() for header in (*HEADERS, *sorted(source.parent.glob("*.h")))]
     parts = (source.read_text(), *headers, *FLAGS, platform.machine(), platform.processor(), *processor)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from phloem.plugins.quant.bf16 import Bf16
 from phloem.plugins.quant.gguf import GgufBlocks
 from phloem.plugins.quant.int4 import Int4
+from phloem.plugins.quant.int8 import Int8
 from phloem.plugins.quant.none import NoQuant
 from phloem.testing import QuantSuite
 
@@ -32,4 +34,16 @@ class TestGguf(QuantSuite):
 
     plugin = GgufBlocks
     tolerance = 0.03
+    bits = True
+
+
+class TestBf16(QuantSuite):
+    plugin = Bf16
+    tolerance = rounding = 0.01
+    bits = True
+
+
+class TestInt8(QuantSuite):
+    plugin = Int8
+    tolerance = rounding = 0.03
     bits = True

@@ -15,6 +15,8 @@ from phloem.errors import ConfigError
 Tiny = Callable[[str], Path]
 QUANTS: dict[str, dict[str, Any]] = {
     "none": {"use": "none"},
+    "bf16": {"use": "bf16"},
+    "int8": {"use": "int8"},
     "int4": {"use": "int4"},
     "gguf": {"use": "gguf"},
 }

@@ -13,6 +13,8 @@ FOLDERS = {
     "attention": "attention",
     "rotation": "model/native",
     "packed": "quant",
+    "narrow_bf16": "quant",
+    "narrow_int8": "quant",
     "block_product": "quant",
     "block_rounding": "quant",
 }  # of plugins, by program
