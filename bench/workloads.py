@@ -43,7 +43,7 @@ def _afresh(data: dict[str, Any], again: int) -> dict[str, Any]:
     def other(tokens: Tokens) -> Tokens:
         return [_FIRST + (tokens[0] + 1009 * again) % (_VOCABULARY - _FIRST), *tokens[1:]]
 
-    starts = {key: list(map(other, data[key])) for key in ("prompts", "problems") if key in data}
+    starts: dict[str, Any] = {key: list(map(other, data[key])) for key in ("prompts", "problems") if key in data}
     if "convs" in data:
         starts["convs"] = [[other(turns[0]), *turns[1:]] for turns in data["convs"]]
     return data | starts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
 from phloem.config import Config, load_config
@@ -29,16 +30,29 @@ class Serve:
         parser.add_argument("--port", type=int, help="port to listen on (server.port); 0 takes a free one")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Serve until a signal; 0 after a clean end. Raises ConfigError, PluginError."""
-        config = read_config(args)
+        """Serve until a signal; 0 after a clean end. Raises ConfigError, PluginError.
+
+        The model process begins at once: it imports torch while this one reads the configuration and builds its routes.
+        """
         try:
-            from .serve import Server
+            from .model_process import spawn
+
+            with asyncio.Runner() as runner:
+                process = runner.run(spawn())
+                try:
+                    config = read_config(args)
+                    from .serve import Server
+
+                    return runner.run(Server(config, process).run())
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+                        runner.run(process.wait())
         except ModuleNotFoundError as error:
             package = REQUIRED.get((error.name or "").partition(".")[0])
             if package is None:
                 raise
             raise PluginError(f"phloem serve needs {package}", hint="pip install 'phloem[server]'") from error
-        return Server(config).run()
 
 
 def read_config(args: argparse.Namespace) -> Config:

@@ -25,12 +25,28 @@ STOP_S = 5.0  # what a process gets to end by itself
 LAST_WORDS_S = 1.0  # messages that a dying process sent before its end are still read for so long
 
 
+async def spawn(command: Sequence[str] = WORKER) -> asyncio.subprocess.Process:
+    """A child that imports what it will need and then waits for its boot message; it ends when its input does."""
+    # On a terminal the child keeps it, for its progress bars; elsewhere its output is passed on and remembered.
+    sink = None if sys.stderr.isatty() else asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=sink, stderr=sink and asyncio.subprocess.STDOUT
+    )
+
+
 class ModelProcess:
     """Owns a child process and its two ipc sockets. `receive` gets every message but Failed, on the event loop."""
 
-    def __init__(self, receive: Callable[[Message], None], command: Sequence[str] = WORKER) -> None:
+    def __init__(
+        self,
+        receive: Callable[[Message], None],
+        command: Sequence[str] = WORKER,
+        spawned: asyncio.subprocess.Process | None = None,
+    ) -> None:
+        """`spawned` is a child of `spawn` that has not been told anything yet; without it `run` makes one."""
         self._receive = receive
         self._command = command
+        self._spawned = spawned
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._folder = Path(tempfile.mkdtemp(prefix="phloem-"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -55,14 +71,10 @@ class ModelProcess:
         self._calls.connect(addresses[0])  # the sender connects, on both sides: it may queue before anyone listens
         self._events.bind(addresses[1])
         boot = Boot(calls=addresses[0], events=addresses[1], config=config, heartbeat_s=heartbeat_s)
-        # On a terminal the child keeps it, for its progress bars; elsewhere its output is passed on and remembered.
-        sink = None if sys.stderr.isatty() else asyncio.subprocess.PIPE
         reader: asyncio.Task[None] | None = None
         relay: asyncio.Task[None] | None = None
         try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, stdout=sink, stderr=sink and asyncio.subprocess.STDOUT
-            )
+            self._process = process = self._spawned or await spawn(self._command)
             assert process.stdin is not None
             if not self._wanted:
                 process.kill()

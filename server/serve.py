@@ -41,11 +41,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """One server. `run` blocks until it has ended and returns the exit status."""
+    """One server; `run` serves until it has ended and returns the exit status."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, process: asyncio.subprocess.Process | None = None) -> None:
         """Binds the port. Raises ConfigError if it is taken, or for an API's options; PluginError if an API cannot be
-        loaded.
+        loaded. `process` is a model process that has been spawned already.
         """
         self.config = config
         options = config.server
@@ -54,7 +54,7 @@ class Server:
         self.socket = _bind(options.host, options.port)
         self.service = RemoteService()
         patience = Patience(options.heartbeat_s, options.hang_s, options.max_restarts)
-        self.supervisor = Supervisor(self.service, config.to_dict(), patience, on_ready=self._announce)
+        self.supervisor = Supervisor(self.service, config.to_dict(), patience, on_ready=self._announce, first=process)
         limit = config.schedule.max_running + config.schedule.max_waiting
         largest = config.grammar.max_source
         self.gate = Gate(self.service, limit=limit, timeout_s=options.request_timeout_s, max_source=largest)
@@ -86,12 +86,9 @@ class Server:
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{shown}:{port}"
 
-    def run(self) -> int:
-        """Serve until a signal or until the model process cannot be kept alive."""
+    async def run(self) -> int:
+        """Serve until a signal or until the model process cannot be kept alive. On the loop of the spawned process."""
         _allow_connections()
-        return asyncio.run(self._run())
-
-    async def _run(self) -> int:
         loop = asyncio.get_running_loop()
         ending = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

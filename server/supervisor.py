@@ -39,6 +39,7 @@ class Supervisor:
     patience: Patience = field(default_factory=Patience)
     command: Sequence[str] = WORKER
     on_ready: Callable[[Ready], None] | None = None
+    first: asyncio.subprocess.Process | None = None  # the first process, if it has been spawned already
     restarts: int = 0
     process: ModelProcess | None = None
     failure: str | None = None  # set when the supervisor has given up
@@ -50,7 +51,8 @@ class Supervisor:
     async def run(self) -> int:
         """Supervise until `stop`, or until restarting is pointless; returns the exit status for the whole server."""
         while True:
-            process = self.process = ModelProcess(self._receive, self.command)
+            process = self.process = ModelProcess(self._receive, self.command, self.first)
+            self.first = None
             status = await process.run(self.config, self.patience.heartbeat_s)
             why = process.obituary(status)
             if self._stopping.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -79,9 +80,17 @@ class Sender:
 Loaded = tuple[Core, str, dict[str, str]]  # the engine, its memory split, its plugins
 
 
-def main(load: Callable[[dict[str, Any]], Loaded]) -> int:
-    """Serve one model until told to stop; the exit status is 0 after that and 1 after a failure."""
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=Boot)
+def main(load: Callable[[dict[str, Any]], Loaded], prepare: Callable[[], None] = lambda: None) -> int:
+    """Serve one model until told to stop; the exit status is 0 after that and 1 after a failure.
+
+    `prepare` is called before the boot message is read, while the parent may still be reading its configuration.
+    """
+    _leave_signals()
+    prepare()
+    line = sys.stdin.buffer.readline()
+    if not line:  # the parent has ended, or found its configuration wrong
+        return 0
+    boot = msgspec.json.decode(line, type=Boot)
     _follow_parent()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -109,15 +118,16 @@ def main(load: Callable[[dict[str, Any]], Loaded]) -> int:
     return 0
 
 
-def _follow_parent() -> None:
-    """Never outlive the parent: end when standard input closes, and (Linux) when the kernel sees the parent die.
-
-    Signals meant for the whole group (Ctrl-C, a service manager's SIGTERM) are the parent's to handle: it drains.
-    """
+def _leave_signals() -> None:
+    """Signals meant for the whole group (Ctrl-C, a service manager's SIGTERM) are the parent's to handle: it drains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: works even while a step holds the GIL
+
+
+def _follow_parent() -> None:
+    """Never outlive the parent: end when standard input closes, where the kernel does not see to it."""
 
     def watch() -> None:
         while os.read(0, 4096):  # not through sys.stdin: its lock would be held when the interpreter ends
@@ -177,6 +187,13 @@ def _beat(core: Core, sender: Sender, interval_s: float) -> None:
         time.sleep(interval_s)
 
 
+def _prepare() -> None:
+    """Import what every engine needs; torch takes more than a second. What cannot be imported `_load` will tell."""
+    with contextlib.suppress(ImportError):
+        import phloem.assemble
+        import phloem.config  # noqa: F401
+
+
 def _load(config: dict[str, Any]) -> Loaded:
     """The real thing; imports torch."""
     from phloem.config import Config
@@ -201,4 +218,4 @@ def _chosen(config: Config, core: EngineCore) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(_load))
+    sys.exit(main(_load, _prepare))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +15,19 @@ from test_openai_api import refused
 
 from phloem.config import Config, load_config
 from phloem.errors import ConfigError
+from phloem.server import model_process
 from phloem.server.command import read_config, serve
 from phloem.server.serve import Server
 
 
-def parsed(*arguments: str) -> Config:
+def arguments(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     serve.configure(parser)
-    return read_config(parser.parse_args(arguments))
+    return parser.parse_args(given)
+
+
+def parsed(*given: str) -> Config:
+    return read_config(arguments(*given))
 
 
 def test_a_model_or_a_file(tmp_path: Path) -> None:
@@ -52,6 +58,35 @@ def test_a_missing_package_is_named_with_the_line_that_mends_it(missing: str) ->
     assert done.returncode == 2, done.stderr
     assert missing.replace("zmq", "pyzmq").replace("_", "-") in done.stderr
     assert "pip install 'phloem[server]'" in done.stderr
+
+
+def test_a_model_process_that_began_early_ends_with_a_wrong_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there before the configuration has been read, and never told anything."""
+    began: list[asyncio.subprocess.Process] = []
+    spawn = model_process.spawn
+
+    async def kept() -> asyncio.subprocess.Process:
+        began.append(await spawn((sys.executable, "-c", "import sys; sys.stdin.read()")))
+        return began[0]
+
+    monkeypatch.setattr(model_process, "spawn", kept)
+    with pytest.raises(ConfigError, match=r"server\.prot"):
+        serve.run(arguments("nothing", "--set", "server.prot=1"))
+    assert [process.returncode for process in began] == [-signal.SIGKILL]
+
+
+def test_a_worker_whose_parent_says_nothing_ends_quietly() -> None:
+    done = subprocess.run([sys.executable, *model_process.WORKER[1:]], input=b"", capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_the_servers_own_process_imports_no_torch() -> None:
+    """The model process does, meanwhile."""
+    program = (
+        "import sys\nfrom phloem.config import load_config\nimport phloem.server.serve\n"
+        "load_config(sections={'model': {'path': 'nothing'}})\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_secrets_stay_secret() -> None:

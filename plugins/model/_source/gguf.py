@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -50,12 +52,27 @@ class GgufSource:
             return tokenizer_from_gguf(self._file)
 
     def tensors(self, blocks: frozenset[str] = frozenset()) -> Iterator[tuple[str, torch.Tensor | Blocks]]:
-        """One tensor at a time: matrices stored in a kind that `blocks` names as they are, the rest in float32."""
-        with Progress("Loading weights", total=len(self._names), enabled=self._progress) as bar:
-            for done, (name, hf) in enumerate(self._names.items(), start=1):
-                stored = len(self._file.tensors[name].shape) == 2 and self._file.kind(name) in blocks
-                yield hf, (self._blocks(name) if stored else self._values(name))  # kept by nobody here
-                bar.update(done)
+        """One tensor at a time: matrices stored in a kind that `blocks` names as they are, the rest in float32.
+
+        The next one is read meanwhile, on a thread: numpy works without the interpreter's lock, as packing does.
+        """
+        with (
+            Progress("Loading weights", total=len(self._names), enabled=self._progress) as bar,
+            ThreadPoolExecutor(1, "phloem-read") as reader,
+        ):
+            ahead: deque[Future[tuple[str, torch.Tensor | Blocks]]] = deque()
+            for done, name in enumerate(self._names):
+                ahead.append(reader.submit(self._read, name, blocks))
+                if done:
+                    yield ahead.popleft().result()  # kept by nobody here
+                    bar.update(done)
+            while ahead:
+                yield ahead.popleft().result()
+            bar.update(len(self._names))
+
+    def _read(self, name: str, blocks: frozenset[str]) -> tuple[str, torch.Tensor | Blocks]:
+        stored = len(self._file.tensors[name].shape) == 2 and self._file.kind(name) in blocks
+        return self._names[name], (self._blocks(name) if stored else self._values(name))
 
     def _values(self, name: str) -> torch.Tensor:
         import torch
