@@ -413,6 +413,20 @@ def test_a_slow_device_holds_up_nobody_else(tiny_model: Tiny, tmp_path: Path) ->
         assert result.cached == 256
 
 
+def test_who_waits_for_a_device_is_overtaken_within_the_bound(tiny_model: Tiny, tmp_path: Path) -> None:
+    """Then it computes, long before the device is given up."""
+    path, prompt = tiny_model("llama"), text(74, 300)
+    with loading(path, tmp_path, prompt, schedule={"max_overtakes": 4}) as (made, result):
+        for seed in range(4):
+            run(made, text(200 + seed, 40))
+            assert not result.done
+        run(made, text(210, 40))
+        result.thread.join(20)
+        same(path, prompt, result.tokens, "computed")
+        assert result.cached == 0
+        assert made.stats()["tiers"]["loading"] == 1, "nobody has answered yet"
+
+
 def test_a_device_that_hangs_costs_a_computation(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,9 +105,11 @@ class Loading:
 
 
 @contextmanager
-def loading(path: Path, kv: Path, prompt: list[int], kept: list[int] | None = None) -> Iterator[tuple[Engine, Loading]]:
+def loading(
+    path: Path, kv: Path, prompt: list[int], kept: list[int] | None = None, **sections: Any
+) -> Iterator[tuple[Engine, Loading]]:
     """A request whose prefix is being read by a device that has stopped; `kept` of it is in the pool."""
-    with tiered(path, kv, storage=FAULTY, host=None) as made:
+    with tiered(path, kv, storage=FAULTY, host=None, **sections) as made:
         run(made, prompt)
         stored(made, 4)
         made.flush_cache()
