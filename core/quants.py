@@ -13,6 +13,8 @@ class Quant(Protocol):
 
     Models with the capability `quant` in their spec find it in their context, as `extras["quant"]`; others are refused
     beside any quant but `none`.
+
+    `weight_bits`, where the class has it, is about what one weight takes; `phloem doctor` asks whether a model fits.
     """
 
     blocks: frozenset[str]  # names of stored blocks that it runs as they are, such as `Q4_K`; others come as floats

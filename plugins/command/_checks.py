@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from phloem.config import Config
 from phloem.registry import KINDS, Registry
@@ -88,10 +88,10 @@ def check_memory(config: Config) -> Iterator[Check]:
         have = f"{free / GIB:.1f} GiB free; " if free is not None else ""
         yield Check("memory", "ok", f"{have}{config.model.path} is not on this machine yet, so its size is unknown")
         return
-    need, how = _memory_needed(files, config.model.dtype)
+    need, how = _memory_needed(files, config.model.dtype, config.quant.plugin)
     detail = f"{config.model.path} needs about {need / GIB:.2f} GiB ({how}), {free / GIB:.2f} GiB are free"
     if need > free:
-        yield Check("memory", "fail", detail, "choose a smaller model, or model.dtype: bfloat16")
+        yield Check("memory", "fail", detail, "choose a smaller model, or keep it in fewer bits: quant, model.dtype")
     else:
         yield Check("memory", "ok", f"{detail}, the rest can hold KV")
 
@@ -143,15 +143,17 @@ def _weights(path: str) -> list[Path]:
     return []
 
 
-def _memory_needed(files: list[Path], dtype: str) -> tuple[int, str]:
+def _memory_needed(files: list[Path], dtype: str, quant: type[Any] | None) -> tuple[int, str]:
     """Bytes of the loaded weights, and how they were counted."""
-    width = 4 if dtype in ("auto", "float32") else 2
+    width = getattr(quant, "weight_bits", None) or (32 if dtype in ("auto", "float32") else 16)
     if files[0].suffix == ".safetensors":
         count = sum(_elements(file) for file in files)
-        return count * width, f"{count / 1e6:.0f} M weights x {width} bytes"
+        return int(count * width / 8), f"{count / 1e6:.0f} M weights x {width / 8:g} bytes"
     size = sum(file.stat().st_size for file in files)
-    # 4.5 bits per weight is the usual size of a quantised file, and what is read from it is whole floats
-    return int(size * 8 / 4.5 * width), f"a file of {size / GIB:.2f} GiB, taken as 4.5 bits per weight"
+    if getattr(quant, "blocks", None):
+        return size, f"a file of {size / GIB:.2f} GiB, kept as it is"
+    # 4.5 bits per weight is the usual size of a quantised file, and what is read from it is made anew
+    return int(size * width / 4.5), f"a file of {size / GIB:.2f} GiB, taken as 4.5 bits per weight"
 
 
 def _elements(file: Path) -> int:

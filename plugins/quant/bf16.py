@@ -21,6 +21,7 @@ class Bf16:
     capabilities = frozenset[str]()
     requires = frozenset({"model:quant"})
     blocks = frozenset[str]()
+    weight_bits = 16
 
     class Options(BaseModel):
         """There are none."""

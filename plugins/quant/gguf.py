@@ -23,6 +23,7 @@ class GgufBlocks:
     capabilities = frozenset[str]()
     requires = frozenset({"model:quant"})
     blocks = frozenset(KINDS)
+    weight_bits = 8.5  # of what is not stored in blocks
 
     class Options(BaseModel):
         """There are none: the file has decided."""

@@ -23,6 +23,7 @@ class Int4:
     capabilities = frozenset[str]()
     requires = frozenset({"model:quant"})
     blocks = frozenset[str]()
+    weight_bits = 5
 
     class Options(BaseModel):
         """There are none."""

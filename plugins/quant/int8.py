@@ -24,6 +24,7 @@ class Int8:
     capabilities = frozenset[str]()
     requires = frozenset({"model:quant"})
     blocks = frozenset[str]()
+    weight_bits = 8
 
     class Options(BaseModel):
         """There are none."""

@@ -62,7 +62,31 @@ def test_memory_is_arithmetic(tmp_path: Path) -> None:
     (check,) = check_memory(huge)
     assert check.status == "fail"
     assert "needs about 37252.90 GiB (10000000 M weights x 4 bytes)" in check.detail
-    assert check.remedy == "choose a smaller model, or model.dtype: bfloat16"
+    assert check.remedy == "choose a smaller model, or keep it in fewer bits: quant, model.dtype"
+
+
+def test_memory_depends_on_the_quant(tmp_path: Path) -> None:
+    """The bits it says a weight takes; the file's size where it runs what is stored."""
+    folder, file = weights(tmp_path, [10**6, 160]), tmp_path / "files" / "m.gguf"
+    file.parent.mkdir()
+    file.write_bytes(bytes(1 << 20))
+    (tmp_path / "mine.py").write_text(
+        "from phloem.plugins.quant.none import NoQuant\n"
+        "class Few(NoQuant):\n    weight_bits = 5\n"
+        "class AsStored(NoQuant):\n    weight_bits, blocks = 8.5, frozenset({'Q4_0'})\n"
+    )
+    found = []
+    for quant in ("none", f"{tmp_path}/mine.py:Few", f"{tmp_path}/mine.py:AsStored"):
+        for path in (folder, file):
+            config = load_config(sections={"model": {"path": str(path)}, "quant": quant}, env={})
+            (check,) = check_memory(config)
+            found.append(check.detail.partition("(")[2].partition(")")[0])
+    counted = "a file of 0.00 GiB, taken as 4.5 bits per weight"
+    assert found == [
+        *("160 M weights x 4 bytes", counted),
+        *("160 M weights x 0.625 bytes", counted),
+        *("160 M weights x 1.0625 bytes", "a file of 0.00 GiB, kept as it is"),
+    ]
 
 
 def test_a_broken_plugin_fails_only_where_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
