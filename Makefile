@@ -20,7 +20,7 @@ TORCH_STAMP := $(STAMPS)/torch-$(shell printf '%s %s' '$(TORCH_PIN)' '$(TORCH_IN
 # Modules are compiled when they are first imported: of all that is installed that takes a minute, of what is used seconds.
 PIP := $(PY) -m pip --disable-pip-version-check
 
-.PHONY: help install serve test test-slow lint check bench docs clean
+.PHONY: help install serve test test-slow lint check bench bench-peers docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo 'make test-slow  all tests: full matrices on the real models'
 	@echo 'make lint       ruff, mypy, import-linter, the repository rules'
 	@echo 'make bench      phloem and transformers, interleaved, on the workloads in bench/ (ARGS=...)'
+	@echo 'make bench-peers  other engines, installed below .peers, beside phloem at equal precision; hours (ARGS=...)'
 	@echo 'make docs       write the tables of options into docs/config.md'
 	@echo 'make clean      remove .venv and caches'
 
@@ -80,6 +81,9 @@ docs: install
 
 bench: install
 	$(PY) -m bench.run $(ARGS)
+
+bench-peers: install
+	$(PY) -m bench.against $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist bench/results .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -31,7 +31,7 @@ class LlamaServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.about = {"slots": slots, "gguf": gguf}
+        self.about = {"llama_server": _version(binary), "slots": slots, "gguf": gguf}
         self._wait()
 
     def _wait(self) -> None:
@@ -83,6 +83,13 @@ class LlamaServer:
         self._server.wait(20)
 
 
+def _version(binary: str) -> str:
+    """What it says of itself, such as "11434 (unknown)"."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True)
+    lines = [line for line in (said.stderr + said.stdout).splitlines() if line.startswith("version:")]
+    return lines[0].removeprefix("version:").strip() if lines else ""
+
+
 def connect(
     gguf: str,
     binary: str = "llama-server",
@@ -92,6 +99,10 @@ def connect(
     share: bool = True,
     spec: str = "none",
     ends: bool = False,
+    kind: str | None = None,
 ) -> LlamaServer:
-    """Start llama-server and wait until it is healthy. `spec` is its --spec-type; with `ends` the model ends texts."""
+    """Start llama-server and wait until it is healthy. `spec` is its --spec-type; with `ends` the model ends texts.
+
+    `kind`, that of the file's weights, is for reports only.
+    """
     return LlamaServer(binary, gguf, slots, port, threads, share, spec, ends)

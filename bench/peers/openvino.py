@@ -23,8 +23,10 @@ class OpenVINO:
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = share
         # Left to itself it computes in bfloat16 where the CPU has units for it, whatever the weights are.
-        precision = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-        properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
+        precision = {"float32": "f32", "bfloat16": "bf16", "auto": None}[dtype]
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
+        if precision:
+            properties["INFERENCE_PRECISION_HINT"] = precision
         self._pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
         self._tokenizer = self._pipeline.get_tokenizer()
         self.about = {"openvino_genai": genai.__version__, "prefix_caching": share}
@@ -54,6 +56,13 @@ class OpenVINO:
         return written
 
 
-def connect(folder: str, share: bool = True, threads: int = 2, cache_gib: int = 5, dtype: str = "float32") -> OpenVINO:
-    """Load an exported folder; `dtype` is what it computes in."""
+def connect(
+    folder: str,
+    share: bool = True,
+    threads: int = 2,
+    cache_gib: int = 5,
+    dtype: str = "float32",
+    weights: str | None = None,
+) -> OpenVINO:
+    """Load an exported folder; `dtype` is what it computes in, "auto" its own choice. `weights` is for reports only."""
     return OpenVINO(folder, share, threads, cache_gib, dtype)

@@ -1,0 +1,1 @@
+"""phloem beside the engines that people would pick instead, at equal precision: `python -m bench.against`."""
