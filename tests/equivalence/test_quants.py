@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle_heads import make_head
 
 from equivalence.harness import engine, greedy, prompts
 from phloem import Engine
-from phloem.errors import ConfigError
+from phloem.errors import ConfigError, ModelError
 
 Tiny = Callable[[str], Path]
 QUANTS: dict[str, dict[str, Any]] = {
@@ -44,6 +45,30 @@ def test_one_text_however_it_is_run(tiny_model: Tiny, quant: str, arch: str) -> 
             right = {"Right"} if arch == "lfm2" else {"Right", "Tree"}  # there a tree is cut to its best-looking path
             assert (stats["accepted_tokens"] > LENGTH) == (drafter in right)
             assert stats["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize(("quant", "drafter", "overlap"), [("int8", "draft", "on"), ("int4", "eagle3", "on")])
+def test_drafters_are_quantised_too(tiny_model: Tiny, tmp_path: Path, quant: str, drafter: str, overlap: str) -> None:
+    """A draft model and a head, whose products may run beside the target's; they change no output."""
+    folder = tiny_model("llama")
+    sections: dict[str, Any] = {"quant": quant, "attention": "cpu", "engine": {"overlap": overlap, "threads": 2}}
+    with engine(folder, spec=[], **sections) as running:
+        alone = [result.token_ids for result in running.generate(TEXTS, greedy(LENGTH))]
+    options = {"model": str(folder), "quant": quant}
+    if drafter == "eagle3":
+        options = {"model": str(make_head(tmp_path / "head", folder, algorithm=drafter, layers=[1, 2, 3]))}
+    with engine(folder, spec=[{"use": drafter, **options}], **sections) as running:
+        for _ in range(2):
+            assert [result.token_ids for result in running.generate(TEXTS, greedy(LENGTH))] == alone
+        stats = running.stats()
+    assert stats["drafter_failures"] == {}
+    assert stats["accepted_tokens"] > 60 if drafter == "draft" else stats["draft_tokens"] > 60
+
+
+def test_a_draft_model_that_keeps_its_own_weights_is_refused(tiny_model: Tiny) -> None:
+    spec = [{"use": "draft", "model": str(tiny_model("llama")), "loader": "transformers", "quant": "int4"}]
+    with pytest.raises(ModelError, match=r"spec.draft: model: .* keeps its own weights; quant is int4"):
+        Engine(str(tiny_model("llama")), spec=spec, grammar="none")
 
 
 @pytest.mark.parametrize("quant", QUANTS)
