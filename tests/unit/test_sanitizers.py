@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "attention": "attention",
-    "rotation": "model/native",
-    "packed": "quant",
+    "rotated_heads": "model/native",
+    "packed_product": "quant",
     "narrow_bf16": "quant",
     "narrow_int8": "quant",
     "block_product": "quant",
