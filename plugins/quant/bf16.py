@@ -19,7 +19,6 @@ class Bf16:
 
     api = 1
     capabilities = frozenset[str]()
-    requires = frozenset({"model:quant"})
     blocks = frozenset[str]()
     weight_bits = 16
 

@@ -21,7 +21,6 @@ class GgufBlocks:
 
     api = 1
     capabilities = frozenset[str]()
-    requires = frozenset({"model:quant"})
     blocks = frozenset(KINDS)
     weight_bits = 8.5  # of what is not stored in blocks
 

@@ -21,7 +21,6 @@ class Int4:
 
     api = 1
     capabilities = frozenset[str]()
-    requires = frozenset({"model:quant"})
     blocks = frozenset[str]()
     weight_bits = 5
 

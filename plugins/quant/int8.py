@@ -22,7 +22,6 @@ class Int8:
 
     api = 1
     capabilities = frozenset[str]()
-    requires = frozenset({"model:quant"})
     blocks = frozenset[str]()
     weight_bits = 8
 

@@ -202,5 +202,5 @@ def test_banner_config_and_health(live: Live) -> None:
     live.until(lambda: live.http.get("/health").json()["steps"] > 0)  # told by heartbeats
     health = live.http.get("/health").json()
     assert health["healthy"]
-    named = {section: health["plugins"][section] for section in ("cache", "model", "storage")}
-    assert named == {"cache": "radix", "model": "native", "storage": "file"}
+    named = {section: health["plugins"][section] for section in ("cache", "model", "quant", "storage")}
+    assert named == {"cache": "radix", "model": "native", "quant": "none", "storage": "file"}
