@@ -116,7 +116,11 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_bench_prints_a_row_per_size() -> None:
+def test_the_bench_prints_a_row_per_size_and_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "LAYERS", 1)
     lines: list[str] = []
-    assert product.main(["--rounds", "1"], lines.append) == 0
-    assert [int(line.split("|")[1]) for line in lines[3:]] == list(product.ROWS)
+    assert product.main(["--rounds", "1", "--rows", "1,8", "--quant", "none,int8"], lines.append) == 0
+    cells = [line.split("|")[1:3] for line in lines[3:]]
+    assert [(int(rows), name.strip()) for rows, name in cells] == [
+        (rows, name) for rows in (1, 8) for name in ("torch", "none", "int8")
+    ]
