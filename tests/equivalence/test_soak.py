@@ -41,17 +41,18 @@ def traffic(running: Engine, seed: int, requests: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
-    ("arch", "overlap", "page", "drafter"),
+    ("arch", "overlap", "page", "drafter", "requests"),
     [
-        ("llama", "off", 1, None),
-        ("llama", "off", 4, "Wrong"),
-        ("llama", "on", 1, "Wrong"),
-        ("lfm2", "on", 4, "Wrong"),
-        ("mamba2", "off", 1, None),
+        ("llama", "off", 1, None, 3_600),
+        ("llama", "off", 4, "Wrong", 3_600),
+        ("llama", "on", 1, "Wrong", 10_000),
+        ("gemma3", "on", 4, "Wrong", 3_600),
+        ("lfm2", "on", 4, "Wrong", 3_600),
+        ("mamba2", "off", 1, None, 3_600),
     ],
 )
 def test_ten_thousand_requests(
-    tiny_model: Callable[[str], Path], arch: str, overlap: str, page: int, drafter: str | None
+    tiny_model: Callable[[str], Path], arch: str, overlap: str, page: int, drafter: str | None, requests: int
 ) -> None:
     """what-breaks 24: memory in use climbs with the number of requests served."""
     folder = tiny_model(arch)
@@ -72,7 +73,7 @@ def test_ten_thousand_requests(
 
         client(0, 200)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        threads = [threading.Thread(target=client, args=(seed, 420)) for seed in range(1, 9)]
+        threads = [threading.Thread(target=client, args=(seed, (requests - 200) // 8)) for seed in range(1, 9)]
         for thread in threads:
             thread.start()
         for thread in threads:
