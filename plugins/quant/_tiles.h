@@ -3,7 +3,7 @@
 // Both sides are cut along k into steps of QUADS groups: 4 bytes of each output's weights, and the same elements of a row of
 // x. A panel is [step][2][QUADS][LANES][4 bytes]: in each step two tiles of weights for a matrix unit (AMX), and for vector
 // units a register per group and LANES outputs. A kind says how a row of x becomes groups (`prepare`), how a group meets
-// one of weights (`add`, on a matrix unit the macro MEET), and what is made of the sums (`value`). A row may have two planes
+// one of weights (`add`; on a matrix unit, if there may be one, the macro MEET), and what is made of the sums (`value`). A row may have two planes
 // of groups, of which a kind makes one result.
 //
 // A matrix unit takes up to two tiles of TALL rows at a time. It multiplies single rows as well: that costs no more than
@@ -17,7 +17,7 @@
 
 #include "product.h"
 
-#if defined(__AMX_TILE__)
+#if defined(MEET)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -80,7 +80,7 @@ static constexpr std::array<Block<Kind>, sizeof...(N)> blocks(std::integer_seque
 
 // Whether there is a matrix unit, which the system lets a process use that has asked for it.
 static bool matrix_unit() {
-#if defined(__AMX_TILE__)
+#if defined(MEET)
     constexpr long REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
 #else
@@ -88,7 +88,7 @@ static bool matrix_unit() {
 #endif
 }
 
-#if defined(__AMX_TILE__)
+#if defined(MEET)
 // The shapes of a thread's tiles: 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights.
 static void configure(int64_t tall) {
     struct {
@@ -147,7 +147,7 @@ static void tiles(const Kind& kind, const Product& p, const char* w, const Ahead
 template <class Kind>
 static void multiply_panels(const Kind& kind, const Product& p, const char* panels, int64_t first, int64_t last) {
     const int64_t units = kind.steps * QUADS;
-#if defined(__AMX_TILE__)
+#if defined(MEET)
     if (kind.unit) {
         constexpr int64_t MOST = 2 * TALL / Kind::PLANES;
         const int64_t count = (p.m + MOST - 1) / MOST;

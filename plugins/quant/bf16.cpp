@@ -3,7 +3,9 @@
 // Where the machine multiplies pairs of bfloat16 (AMX, AVX512-BF16), rows of x are rounded to them and sums are float32;
 // elsewhere weights are widened as they are loaded, which needs no unit of its own, and x stays as it is.
 
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define MEET _tile_dpbf16ps
+#endif
 #include "_tiles.h"
 
 #if defined(__AVX512BF16__)

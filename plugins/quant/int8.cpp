@@ -5,7 +5,12 @@
 // digits, each a plane of bytes, which meet the weights one after the other while these are at hand. Weights have 128 added,
 // as integer units want one of the factors unsigned: 128 times the sum of a plane is taken off again.
 
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+#define FOURS  // 4 bytes meet 4 bytes in one instruction
+#if defined(__AMX_INT8__)
 #define MEET _tile_dpbsud
+#endif
+#endif
 #include "_tiles.h"
 
 #if defined(__x86_64__)
@@ -14,10 +19,6 @@
 
 typedef int8_t chars __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef int16_t shorts __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-
-#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
-#define FOURS  // 4 bytes meet 4 bytes in one instruction
-#endif
 
 struct Eight {  // what is known of a product when the model is loaded
     Matrix matrix;
@@ -51,15 +52,17 @@ struct Fit {
 
     template <class At>
     Fit(int64_t n, int top, const At& at) {
-        vec most = {}, odd = {};
+        ints most = {};  // sizes are ordered as their bits are, and behind them what is not a number
         for (int64_t i = 0; i < n; i += LANES) {
-            const vec v = at(i), size = v < 0.0f ? -v : v;
+            const ints size = (ints)at(i) & 0x7fffffff;
             most = size > most ? size : most;
-            odd += v * 0.0f;
         }
-        float largest = 0.0f, spoiled = 0.0f;
-        for (int j = 0; j < LANES; j++) largest = std::max(largest, most[j]), spoiled += odd[j];
-        scale = largest / top + spoiled;
+        int32_t sizes[LANES], last = 0;
+        std::memcpy(sizes, &most, sizeof sizes);
+        for (int j = 0; j < LANES; j++) last = std::max(last, sizes[j]);
+        float largest;
+        std::memcpy(&largest, &last, sizeof largest);
+        scale = largest / top;
         inverse = largest > 1e-30f ? top / largest : 0.0f;  // of less nothing is left
     }
 
@@ -140,8 +143,11 @@ struct Kernel {
         }
         Row& row = *(Row*)(to + 2 * plane());
         row = {fit.scale, {0, 0}};
-        for (int d = 0; d < 2; d++)
-            for (int j = 0; j < LANES; j++) row.sums[d] += sums[d][j];
+        for (int d = 0; d < 2; d++) {
+            int32_t lanes[LANES];
+            std::memcpy(lanes, &sums[d], sizeof lanes);
+            for (int j = 0; j < LANES; j++) row.sums[d] += lanes[j];
+        }
     }
 
     void multiply(const Product& p, int64_t first, int64_t last) const {
