@@ -115,7 +115,8 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], object] =
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    model: Any = build("model", "native", PluginContext("model", "native", extras={"path": options.model}))
+    extras = {"path": options.model, "quant": build("quant", "none", PluginContext("quant", "none"))}
+    model: Any = build("model", "native", PluginContext("model", "native", extras=extras))
     tokenizer = Tokenizer(model.tokenizer)
     context = PluginContext("grammar", options.grammar, model=model.spec, tokenizer=tokenizer)
     grammar: Grammar = build("grammar", options.grammar, context)
