@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from phloem.errors import PluginError
 from phloem.interfaces import PluginContext
 from phloem.linear import Linear
 
 from ._blocks_kinds import BLOCK
 from ._blocks_strips import Part, lay_out
-from ._compiled import INT, INT64, POINTER, CompiledLinear, Kernel, Matrix
+from ._compiled import INT, INT64, POINTER, CompiledLinear, Kernel, Matrix, require_float32
 
 _ROUNDED = BLOCK + 20  # bytes of `Rounded` of blocks.cpp
 
@@ -22,11 +21,7 @@ class BlockKernel(Kernel):
     """blocks.cpp. One per quant; raises PluginError where it cannot be compiled or does not apply."""
 
     def __init__(self, name: str, context: PluginContext) -> None:
-        if not context.device.startswith("cpu") or context.dtype not in ("auto", "float32"):
-            raise PluginError(
-                f"quant.use: {name} is for float32 on a CPU, not {context.dtype} on {context.device}",
-                hint="say quant.use: none, or model.dtype: float32",
-            )
+        require_float32(name, context)
         super().__init__("blocks.cpp")
         self.rows = self.function("rows", POINTER, POINTER, INT64, POINTER, INT)
         self.round = self.function("round", POINTER, INT64, POINTER)

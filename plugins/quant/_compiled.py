@@ -10,11 +10,22 @@ from typing import Any
 
 import torch
 
+from phloem.errors import PluginError
+from phloem.interfaces import PluginContext
 from phloem.kernels import load
 from phloem.linear import GATES, Linear
 
 POINTER, INT64, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _GATES: dict[str | None, int] = {name: i for i, name in enumerate((None, *GATES))}  # as product.h numbers them
+
+
+def require_float32(name: str, context: PluginContext) -> None:
+    """Raises PluginError for quant `name` unless the model is float32 on a CPU, which compiled products are for."""
+    if not context.device.startswith("cpu") or context.dtype not in ("auto", "float32"):
+        raise PluginError(
+            f"quant.use: {name} is for float32 on a CPU, not {context.dtype} on {context.device}",
+            hint="say quant.use: none, or model.dtype: float32",
+        )
 
 
 class Matrix(ctypes.Structure):

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from phloem.errors import PluginError
 from phloem.interfaces import PluginContext
 from phloem.linear import Linear
 
-from ._compiled import INT64, POINTER, CompiledLinear, Kernel
+from ._compiled import INT64, POINTER, CompiledLinear, Kernel, require_float32
 
 _GROUPS, _GROUP = 16, 4  # of a step; bytes of an output's weights in one
 
@@ -24,11 +23,7 @@ class TileKernel(Kernel):
 
     def __init__(self, name: str, context: PluginContext) -> None:
         """Compiles NAME.cpp; raises PluginError where it cannot be, or the model is not float32 on a CPU."""
-        if not context.device.startswith("cpu") or context.dtype not in ("auto", "float32"):
-            raise PluginError(
-                f"quant.use: {name} is for float32 on a CPU, not {context.dtype} on {context.device}",
-                hint="say quant.use: none, or model.dtype: float32",
-            )
+        require_float32(name, context)
         super().__init__(f"{name}.cpp")
         self.unit = bool(self._asked("unit")())
         self.row_bytes = self._asked("row_bytes", POINTER)
