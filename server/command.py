@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from phloem.config import Config, load_config
 from phloem.errors import PluginError
+
+if TYPE_CHECKING:
+    from phloem.config import Config
 
 REQUIRED = {"fastapi": "fastapi", "uvicorn": "uvicorn", "zmq": "pyzmq", "prometheus_client": "prometheus-client"}
 
@@ -57,6 +60,8 @@ class Serve:
 
 def read_config(args: argparse.Namespace) -> Config:
     """The configuration of the command line: its flags are `--set`s under shorter names, given first."""
+    from phloem.config import load_config
+
     sets = [f"server.{name}={value}" for name in ("host", "port") if (value := getattr(args, name)) is not None]
     target: str | None = args.target
     if target is not None and target.endswith((".yaml", ".yml")) and not Path(target).is_dir():

@@ -48,12 +48,15 @@ class _Matrix:
         return len(self.pieces) == len(self.rows)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> Stored:
-        """[sum of rows, columns]; blocks stay what they are if all are. Lets go of the pieces."""
+        """[sum of rows, columns]; of blocks only it is blocks, a single tensor is taken as is. Lets go of the pieces."""
         pieces = [self.pieces[name] for name in self.rows]
         self.pieces.clear()
         blocks = [piece for piece in pieces if isinstance(piece, Blocks)]
         if len(blocks) == len(pieces):
             return Blocks.joined(blocks)
+        first = pieces[0]
+        if len(pieces) == 1 and isinstance(first, torch.Tensor) and (first.dtype, first.device) == (dtype, device):
+            return first.contiguous()
         made = torch.empty(sum(self.rows.values()), self.columns, dtype=dtype, device=device)
         for view, piece in zip(torch.split(made, list(self.rows.values())), pieces, strict=True):
             view.copy_(piece.dequantise() if isinstance(piece, Blocks) else piece)
