@@ -48,7 +48,7 @@ class _Matrix:
         return len(self.pieces) == len(self.rows)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> Stored:
-        """[sum of rows, columns]; of blocks only it is blocks, a single tensor is taken as is. Lets go of the pieces."""
+        """[sum of rows, columns]; of blocks only it is blocks, one tensor is taken as it is. Lets go of the pieces."""
         pieces = [self.pieces[name] for name in self.rows]
         self.pieces.clear()
         blocks = [piece for piece in pieces if isinstance(piece, Blocks)]
