@@ -98,6 +98,10 @@ class Phloem:
 
 
 def connect(model: str = "smollm2-135m", *, profile: bool = False, sets: Sequence[str] = (), **sections: Any) -> Phloem:
-    """Load a model; further options are config sections, such as {"cache": {"use": "chunk"}}; `sets` as of --set."""
+    """Load a model; further options are config sections, such as {"cache": {"use": "chunk"}}; `sets` as of --set.
+
+    Weights are float32 unless they say otherwise, as peers' are.
+    """
+    sections.setdefault("quant", {"use": "none"})
     sections["model"] = {"dtype": "float32", "path": model, **sections.get("model", {})}
     return Phloem(Engine.from_config(load_config(sections=sections, sets=sets)), profile=profile)
