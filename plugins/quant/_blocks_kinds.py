@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import unflatten
 
+_AT_A_TIME = 4096  # rows made into blocks, so that it needs little memory beside the matrix
 BLOCK, SUPER = 32, 8  # values of a block; blocks that share two floats in the kinds called K
 
 
@@ -103,6 +104,10 @@ def take_apart(kind: str, stored: torch.Tensor) -> Apart:
 
 def to_q8_0(floats: torch.Tensor) -> torch.Tensor:
     """Rows [rows, in] as blocks of `Q8_0`, uint8 [rows, bytes]; the last block of a row is filled with zeros."""
+    return torch.cat([_to_q8_0(part) for part in torch.split(floats, _AT_A_TIME)])
+
+
+def _to_q8_0(floats: torch.Tensor) -> torch.Tensor:
     blocks = unflatten(F.pad(floats.float(), (0, -floats.shape[1] % BLOCK)), 1, (-1, BLOCK))
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     q = torch.where(scale > 0, blocks / scale, 0).round().to(torch.int8)

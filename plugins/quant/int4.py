@@ -12,12 +12,17 @@ from phloem.kernels import load
 from phloem.linear import Linear
 
 from ._blocks import BlockKernel, BlockLinear
-from ._blocks_kinds import BLOCK, KINDS
+from ._blocks_kinds import BLOCK, KINDS, to_q8_0
 from ._compiled import INT, INT64, POINTER
+
+_WORDS = 16  # outputs per input, of a matrix with a row for each token: an embedding or an output head
 
 
 class Int4:
-    """Kind `quant`, name `int4`: any model's matrices as `Q4_1`, 5 bits a weight."""
+    """Kind `quant`, name `int4`: any model's matrices as `Q4_1`, 5 bits a weight; embedding and head as `Q8_0`.
+
+    These two are kept finer as in llama.cpp's own files of 4 bits, whose embedding is Q8_0 or Q6_K.
+    """
 
     api = 1
     capabilities = frozenset[str]()
@@ -37,7 +42,10 @@ class Int4:
 
     def linear(self, linear: Linear) -> Linear:
         """See `Quant`."""
-        return BlockLinear(self._kernel, linear, [("Q4_1", self._rounded(linear.floats().float().contiguous()))])
+        floats = linear.floats().float().contiguous()
+        words = linear.gate is None and floats.shape[0] >= _WORDS * floats.shape[1]
+        part = ("Q8_0", to_q8_0(floats)) if words else ("Q4_1", self._rounded(floats))
+        return BlockLinear(self._kernel, linear, [part])
 
     def _rounded(self, floats: torch.Tensor) -> torch.Tensor:
         rows, inputs = floats.shape

@@ -208,6 +208,13 @@ def test_what_has_four_bits_already_keeps_its_values(int4: Int4) -> None:
     torch.testing.assert_close(int4.linear(Linear(weight)).rows(torch.arange(40)), weight, rtol=2e-3, atol=1e-3)
 
 
+def test_a_matrix_with_a_row_for_each_token_gets_eight_bits(int4: Int4) -> None:
+    for outputs, kind in ((512, "Q8_0"), (500, "Q4_1")):
+        linear = int4.linear(Linear(drawn(outputs, 32)))
+        assert isinstance(linear, BlockLinear)
+        assert set(linear._strips.kinds.tolist()) == {KINDS[kind].number}
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0, -1e-3])
 def test_one_value_throughout_is_kept(int4: Int4, value: float) -> None:
     kept = int4.linear(Linear(torch.full((3, 40), value))).rows(torch.arange(3))
