@@ -129,7 +129,7 @@ def test_a_quant_is_named_where_it_cannot_be_used(tiny_model: Tiny) -> None:
     with pytest.raises(ConfigError, match="no quant plugin is named 'int9'"):
         Engine(str(tiny_model("llama")), quant="int9", grammar="none")
     with pytest.raises(ConfigError, match=r"quant.produkt: unknown key \(did you mean 'product'\?\)"):
-        Engine(str(tiny_model("llama")), quant={"produkt": "torch"}, grammar="none")
+        Engine(str(tiny_model("llama")), quant={"use": "none", "produkt": "torch"}, grammar="none")
 
 
 def test_the_packed_product_is_for_float32_on_cpus() -> None:
