@@ -26,14 +26,15 @@ BUFFER_BYTES = 512 * 2**20  # beyond any cache
 SIDE = 1024
 ROWS = (1, 8, 32, 64, 128)
 RATES = ("float32", "bfloat16", "int8")
-# By `quant.use`: bits that a weight takes at least, with the scales of groups of 32, and what is multiplied. `gguf` has
-# the file's.
+# By `quant.use`: bits that a weight takes at least, with the scales of groups of 32, and what is multiplied. Where it
+# is 0 the file says.
 QUANTS: Mapping[str, tuple[float, str]] = {
     "none": (32, "float32"),
     "bf16": (16, "bfloat16"),
     "int8": (8, "int8"),
     "int4": (4.5, "int8"),
     "gguf": (0, "int8"),
+    "stored": (0, "int8"),
 }
 
 
@@ -70,7 +71,7 @@ def weights_of(model: str, quant: str) -> Weights:
         raise ValueError(f"how much {quant!r} reads is not known; floors are known for {', '.join(QUANTS)}")
     body, head = matrices(open_source(path).config)
     bits, product = QUANTS[quant]
-    if quant != "gguf":
+    if bits:
         return Weights(body, head, (body + head) * bits / 8, product)
     if not Path(path).is_file():
         raise ValueError(f"{path} is no GGUF file")
