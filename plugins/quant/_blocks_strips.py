@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,8 @@ def lay_out(parts: Sequence[Part], lanes: int, *, gated: bool) -> Strips:
     `parts` follow each other by rows, the name of a kind and its bytes, uint8 [rows, bytes of a row]; see `fits`.
     """
     halves = _cut(parts) if gated else [parts]
-    made = [[strip for part in half for strip in _strips(*part, lanes)] for half in halves]
+    with _one_thread():
+        made = [[strip for part in half for strip in _strips(*part, lanes)] for half in halves]
     if gated:
         order = [strip for pair in zip(*made, strict=True) for strip in pair]
     else:
@@ -45,6 +47,17 @@ def fits(parts: Sequence[Part], lanes: int, *, gated: bool) -> bool:
     """Whether all parts, but for the last of the rows or of a half of them, end with a strip."""
     halves = _cut(parts) if gated else [parts]
     return all(len(stored) % lanes == 0 for half in halves for _, stored in half[:-1])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Pieces are so small that waking a second thread takes longer than their work, many times so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _cut(parts: Sequence[Part]) -> Sequence[Sequence[Part]]:
