@@ -2,7 +2,7 @@
 
 One thread, and the time that this thread has computed, so other programs disturb little (they still take bandwidth and
 cache). No engine: the model's forward pass and output head over `rows` requests of `--context` tokens each, with the
-compiled operators and with torch's (`quant: {product: torch}`), one step of each in turn; medians over `--rounds`.
+compiled operators and with torch's (`quant: {use: none, product: torch}`), a step of each in turn; medians.
 """
 
 from __future__ import annotations

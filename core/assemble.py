@@ -100,9 +100,9 @@ def build_parts(config: Config) -> Parts:
     info = ServiceInfo(name, model.path, model.spec, limit, time.time(), ledger.shares, limits.hold_idle_s)
     observers = ObserverSet([(section.use, make("observer", section)) for section in config.observers])
     feed = _feed(config, cache, inbox.put, device, make("events", config.events))
-    scheduler.tiers = ledger.tiers = build_tiers(config, use, ledger, model, states, make, inbox.put, executor.in_order)
+    scheduler.tiers = ledger.tiers = build_tiers(config, use, ledger, model, quant, states, make, inbox.put, executor)
     ends = (feed, drafting, observers, info, model.tokenizer, memory.text, config.engine.check)
-    return Parts(admission, grammars, inbox, scheduler, ledger, executor, *ends)
+    return Parts(admission, grammars, inbox, scheduler, ledger, executor, quant, *ends)
 
 
 def _host_bound(drafting: Drafting) -> Callable[[Request], bool]:

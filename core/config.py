@@ -280,7 +280,7 @@ def _static_providers(config: Config) -> _Providers:
 def _requires(kind: str, section: s.PluginSection) -> frozenset[str]:
     """What a plugin asks of others, as its class says; a quant asks for a model that leaves its matrices to it."""
     own = frozenset(getattr(section.plugin, "requires", ()))
-    return own | {"model:quant"} if kind == "quant" and section.use != "none" else own
+    return own | {"model:quant"} if kind == "quant" and section.use not in ("none", "auto") else own
 
 
 def _unmet(config: Config, providers: _Providers) -> Iterator[str]:

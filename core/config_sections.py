@@ -98,8 +98,8 @@ class ModelSection(PluginSection):
 class QuantSection(PluginSection):
     """How the model's matrices are kept and multiplied (docs/quantization.md)."""
 
-    use: str = "none"
-    """Quant plugin; `none` keeps them in `model.dtype`."""
+    use: str = "auto"
+    """Quant plugin; `auto` keeps a file's blocks as they are where they can be run (`stored`), else it is `none`."""
 
 
 class ComponentsSection(Section):

@@ -21,7 +21,7 @@ from .features import Seen, verified
 from .feed import Feed
 from .grammars import Grammars, Ticket
 from .hooks import ObserverSet
-from .interfaces import ServiceInfo, TokenizerData
+from .interfaces import Quant, ServiceInfo, TokenizerData
 from .keys import rekey
 from .ledger import Ledger
 from .messages import Event, GenerateCall
@@ -50,6 +50,7 @@ class Parts:
     scheduler: Scheduler
     ledger: Ledger
     executor: Executor
+    quant: Quant
     feed: Feed
     drafting: Drafting
     observers: ObserverSet

@@ -29,6 +29,7 @@ KINDS = (
 )
 AUTO: dict[str, tuple[str, ...]] = {"model": ("native", "transformers"), "attention": ("cpu", "torch")}
 AUTO |= {"grammar": ("xgrammar", "llguidance", "outlines"), "cache": ("radix", "swa", "hybrid")}
+AUTO |= {"quant": ("stored", "none")}
 OPTIONAL = frozenset({"grammar", "events", "key", "storage"})  # kinds of which `use: none` means no plugin
 _PROTOCOLS = {
     **{"cache": "Cache", "eviction": "Eviction", "schedule": "Policy", "attention": "Attention", "model": "Model"},
@@ -145,9 +146,9 @@ class Registry:
         """Name and class that `use: auto` means; PluginError lists why each candidate declined.
 
         Those of kind `model` are asked about a path, those of kind `cache` about the `ModelSpec` of a loaded model,
-        those of kind `attention` that have a say about the `PluginContext` they would be made with.
+        those of the kinds `attention` and `quant` that have a say about the `PluginContext` they would be made with.
         """
-        asks = {"model": "supports", "cache": "suits", "attention": "suits"}.get(kind, "")
+        asks = {"model": "supports"}.get(kind, "suits")
         reasons: list[str] = []
         for name in AUTO[kind]:
             try:
@@ -166,15 +167,15 @@ class Registry:
 def build(kind: str, choice: PluginSection | str, context: PluginContext) -> Any:
     """Construct the plugin that a config section (or a bare name, with default options) chooses.
 
-    None for `use: none` of an `OPTIONAL` kind. `use: auto` is resolved by `context.extras["path"]`, for attention by
-    the context itself.
+    None for `use: none` of an `OPTIONAL` kind. `use: auto` is resolved by `context.extras["path"]`, for kinds that
+    know no path by the context itself.
     Whatever the constructor raises becomes a PluginError that names the plugin, unless it is a PhloemError already.
     """
     use = choice if isinstance(choice, str) else choice.use
     if use == "none" and kind in OPTIONAL:
         return None
     if isinstance(choice, str) or choice.plugin is None:
-        registry, subject = Registry(), context if kind == "attention" else context.extras.get("path", "")
+        registry, subject = Registry(), context.extras.get("path", "") if kind == "model" else context
         plugin = registry.resolve_auto(kind, subject)[1] if use == "auto" else registry.load(kind, use)
         options = plugin.Options()
     else:

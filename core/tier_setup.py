@@ -16,7 +16,9 @@ from .registry import Registry
 
 if TYPE_CHECKING:
     from .config import Config
-    from .interfaces import Model
+    from .config_sections import PluginSection
+    from .executor import Executor
+    from .interfaces import Model, Quant
     from .ledger import Ledger
     from .states import StateStore
     from .tier_blocks import Layout
@@ -56,14 +58,15 @@ def build_tiers(
     cache: str,
     ledger: Ledger,
     model: Model,
+    quant: Quant,
     states: StateStore | None,
     make: Callable[..., Any],
     post: Callable[[Callable[[], object]], None],
-    ordered: Callable[[Callable[[], object]], object],
+    executor: Executor,
 ) -> Tiers | None:
     """The tiers below the cache of that name, wired to the ledger; None where none are configured. Raises ConfigError.
 
-    `make(kind, section, **context)` builds a plugin, `post` and `ordered` are those of `Loads`. With a disk all of the
+    `make(kind, section, **context)` builds a plugin, `post` is that of `Loads`. With a disk all of the
     model's files are read. Called last: what fails after it would leave a store open.
     """
     if not chosen(config):
@@ -90,14 +93,14 @@ def build_tiers(
     if config.cache.disk.use != "none":
         _check_disk(config, model, least, arithmetic)
         most = max(layout.block_bytes, layout.state_bytes)
-        extras = {"identity": identity(config, model, ledger, layout), "block_bytes": most}
+        extras = {"identity": identity(config, model, quant, ledger, layout), "block_bytes": most}
         try:
             storage = make("storage", config.cache.disk, extras=extras)
         except PhloemError as error:
             raise ConfigError(f"{_place(config, 'disk')}: cache.disk: {error.message}", hint=error.hint) from error
     shelf = Shelf(layout, 0 if host is None else host.size, storage, getattr(config.cache.disk, "size", 1 << 62))
     write = "through" if host is None else host.write
-    return Tiers(ledger, shelf, Loads(ledger, shelf, layout, post, ordered), layout, write)
+    return Tiers(ledger, shelf, Loads(ledger, shelf, layout, post, executor.in_order), layout, write)
 
 
 def _least(layout: Layout) -> tuple[int, str]:
@@ -158,19 +161,18 @@ def _place(config: Config, tier: str) -> str:
 # --- what stored KV depends on
 
 
-def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[str, Any]:
+def identity(config: Config, model: Model, quant: Quant, ledger: Ledger, layout: Any) -> dict[str, Any]:
     """All that must agree before stored KV may be used, as plain data; names of fields are for messages."""
     from .tier_blocks import FORMAT
 
-    options = config.model.options() if config.model.plugin is not None else type(model).Options()  # type: ignore[attr-defined]
     tokenizer = json.dumps([model.tokenizer.json, sorted(model.tokenizer.special_tokens.items())])
     return {
         "format": FORMAT,
         "model": fingerprint(model),
-        "loader": f"{type(model).__module__}:{type(model).__qualname__}",
+        "loader": _source(model),
         "loader_version": _version(type(model)),
-        "options": options.model_dump(mode="json"),
-        "quant": config.quant.model_dump(mode="json"),
+        "options": _options(config.model, model),
+        "quant": [_source(quant), _options(config.quant, quant)],
         "tokenizer": hashlib.sha256(tokenizer.encode("utf-8", "surrogatepass")).hexdigest(),
         "dtype": model.spec.dtype,
         "page_size": ledger.page_size,
@@ -180,6 +182,17 @@ def identity(config: Config, model: Model, ledger: Ledger, layout: Any) -> dict[
         "key": config.cache.key.model_dump(mode="json"),
         **({"drafters": list(ledger.kv.marks)} if ledger.kv.marks else {}),
     }
+
+
+def _source(plugin: object) -> str:
+    return f"{type(plugin).__module__}:{type(plugin).__qualname__}"
+
+
+def _options(section: PluginSection, plugin: Any) -> dict[str, Any]:
+    """A plugin's options, also of one that `auto` has chosen."""
+    options = section.options() if section.plugin is not None else plugin.Options()
+    given: dict[str, Any] = options.model_dump(mode="json")
+    return given
 
 
 def _version(plugin: type[Any]) -> str:

@@ -208,10 +208,10 @@ def _chosen(config: Config, core: EngineCore) -> dict[str, str]:
     """The plugins in use, by config section, for the banner; what `auto` came to is told by the objects."""
     executor = core.parts.executor
     auto: dict[str, type[Any]] = {"model": type(executor.model), "attention": type(executor.attention)}
-    auto["cache"] = type(core.parts.ledger.cache)
+    auto |= {"cache": type(core.parts.ledger.cache), "quant": type(core.parts.quant)}
     names = {(found.kind, found.target.partition(":")[2]): found.name for found in Registry().found()}
     single = {kind: names.get((kind, cls.__name__), cls.__name__) for kind, cls in auto.items()}
-    single |= {"schedule": config.schedule.use, "grammar": config.grammar.use, "quant": config.quant.use}
+    single |= {"schedule": config.schedule.use, "grammar": config.grammar.use}
     single |= {"events": config.events.use, "storage": config.cache.disk.use}
     lists = {"spec": config.spec, "observers": config.observers, "samplers": config.samplers}
     return single | {name: ", ".join(s.use for s in sections) for name, sections in lists.items() if sections}

@@ -25,8 +25,8 @@ Way = Callable[..., Run]
 
 
 def engine_options(model: str) -> dict[str, Any]:
-    """Sections of a configuration that the engine of this process and the server share."""
-    return {"model": {"path": model, "dtype": "float32"}, "cache": {"tokens": 16384}}
+    """Sections that the engine here and the server have in common. Weights are as transformers has them."""
+    return {"model": {"path": model, "dtype": "float32"}, "cache": {"tokens": 16384}, "quant": "none"}
 
 
 def in_process(engine: Engine) -> Way:

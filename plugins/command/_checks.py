@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phloem.config import Config
-from phloem.registry import KINDS, Registry
+from phloem.registry import AUTO, KINDS, Registry
 
 from ._survey import survey
 
@@ -88,7 +88,8 @@ def check_memory(config: Config) -> Iterator[Check]:
         have = f"{free / GIB:.1f} GiB free; " if free is not None else ""
         yield Check("memory", "ok", f"{have}{config.model.path} is not on this machine yet, so its size is unknown")
         return
-    need, how = _memory_needed(files, config.model.dtype, config.quant.plugin)
+    quant = config.quant.plugin or Registry().load("quant", AUTO["quant"][0])
+    need, how = _memory_needed(files, config.model.dtype, quant)
     detail = f"{config.model.path} needs about {need / GIB:.2f} GiB ({how}), {free / GIB:.2f} GiB are free"
     if need > free:
         yield Check("memory", "fail", detail, "choose a smaller model, or keep it in fewer bits: quant, model.dtype")

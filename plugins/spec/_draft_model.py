@@ -27,7 +27,7 @@ class DraftModel:
         extras = {"path": path, "quant": made}
         context = PluginContext("model", loader, device=device, dtype=dtype, extras=extras)
         self.model: Model = build("model", loader, context)
-        if quant != "none" and "quant" not in self.model.spec.capabilities:
+        if quant not in ("none", "auto") and "quant" not in self.model.spec.capabilities:
             raise ModelError(f"{path} is loaded by a plugin that keeps its own weights; quant is {quant}")
         if any(group.kind == "recurrent" for group in self.model.spec.groups):
             raise ModelError(

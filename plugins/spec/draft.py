@@ -99,7 +99,7 @@ class DraftDrafter:
         """Its model plugin."""
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
         """Type of its weights and KV."""
-        quant: str = "none"
+        quant: str = "auto"
         """How its matrices are kept (plugin kind `quant`, with its default options)."""
         max_tokens: int = Field(default=5, ge=1, le=64)
         """Most tokens it writes ahead."""

@@ -7,6 +7,7 @@ from phloem.plugins.quant.gguf import GgufBlocks
 from phloem.plugins.quant.int4 import Int4
 from phloem.plugins.quant.int8 import Int8
 from phloem.plugins.quant.none import NoQuant
+from phloem.plugins.quant.stored import Stored
 from phloem.testing import QuantSuite
 
 
@@ -22,6 +23,14 @@ class TestTorch(QuantSuite):
     plugin = NoQuant
     options = {"product": "torch"}  # noqa: RUF012
     tolerance = rounding = 1e-6
+
+
+class TestStored(QuantSuite):
+    """Floats are what they were; beside blocks activations are rounded."""
+
+    plugin = Stored
+    tolerance = 1e-6
+    bits = True
 
 
 class TestInt4(QuantSuite):

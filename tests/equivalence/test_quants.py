@@ -15,6 +15,7 @@ from phloem.errors import ConfigError, ModelError
 
 Tiny = Callable[[str], Path]
 QUANTS: dict[str, dict[str, Any]] = {
+    "auto": {"use": "auto"},
     "none": {"use": "none"},
     "bf16": {"use": "bf16"},
     "int8": {"use": "int8"},
@@ -73,9 +74,9 @@ def test_a_draft_model_that_keeps_its_own_weights_is_refused(tiny_model: Tiny) -
 
 @pytest.mark.parametrize("quant", QUANTS)
 def test_a_model_that_keeps_its_own_weights_is_refused(tiny_model: Tiny, quant: str) -> None:
-    """Both lines are quoted; `none` asks for nothing."""
+    """Both lines are quoted; `none` and `auto` ask for nothing."""
     sections: dict[str, Any] = {"model": {"use": "transformers"}, "quant": QUANTS[quant], "grammar": "none"}
-    if quant == "none":
+    if quant in ("none", "auto"):
         Engine(str(tiny_model("llama")), **sections).close()
         return
     with pytest.raises(ConfigError, match=f"quant: '{quant}' needs model with quant") as refused:

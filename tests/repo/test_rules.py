@@ -57,7 +57,7 @@ PARTS = {
     "memory": (415, ("memory", "windows", "state_slots", "states")),
     # Below the pools: what blocks are, where they lie, how they come back. The loop asks for tickets and tells what is
     # published; without a tier in the configuration nothing of it is imported but the check of that.
-    "tiers": (900, ("storage", "tier_blocks", "tier_loads", "tier_setup", "tier_shelf", "tiers")),
+    "tiers": (905, ("storage", "tier_blocks", "tier_loads", "tier_setup", "tier_shelf", "tiers")),
     # What plugins see of the cache; the component that those of others are made from is here too.
     "cache": (290, ("components", "eviction", "keys")),
     # What plugins of several kinds compile their C++ with; what a model and its quant tell each other of a matrix.

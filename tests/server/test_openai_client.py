@@ -203,4 +203,4 @@ def test_banner_config_and_health(live: Live) -> None:
     health = live.http.get("/health").json()
     assert health["healthy"]
     named = {section: health["plugins"][section] for section in ("cache", "model", "quant", "storage")}
-    assert named == {"cache": "radix", "model": "native", "quant": "none", "storage": "file"}
+    assert named == {"cache": "radix", "model": "native", "quant": "stored", "storage": "file"}

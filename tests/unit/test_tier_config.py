@@ -176,20 +176,19 @@ def test_adapters_have_no_disk(tiny_model: Tiny, tmp_path: Path) -> None:
             raise AssertionError("it is refused before")
 
         with pytest.raises(ConfigError, match="adapters are known by their names only"):
-            build_tiers(config, "radix", parts.ledger, model, None, unused, unused, unused)
+            build_tiers(config, "radix", parts.ledger, model, parts.quant, None, unused, unused, unused)
 
 
 def test_a_store_belongs_to_options_and_a_release_of_the_model_plugin(tiny_model: Tiny, tmp_path: Path) -> None:
     """`auto` and the name of what it chose are the same."""
     cache = f"  disk: {{path: {tmp_path}/kv, size: 1GiB}}\n  tokens: 512\n"
     found = []
-    for model in ("", ", use: native", ", use: native}\nquant: {product: torch", ", name: mine"):
+    for model in ("", ", use: native", ", use: native}\nquant: {use: none, product: torch", ", name: mine"):
         path = written(tmp_path, cache, f"{tiny_model('llama')}{model}")
         with Engine.from_yaml(path) as made:
             tiers: Any = made.core.ledger.tiers
-            found.append(
-                identity(load_config(path, env={}), made.core.parts.executor.model, tiers._ledger, tiers._layout)
-            )
+            config, parts = load_config(path, env={}), made.core.parts
+            found.append(identity(config, parts.executor.model, parts.quant, tiers._ledger, tiers._layout))
     assert found[0] == found[1] == found[3]
     assert {name for name in found[0] if found[0][name] != found[2][name]} == {"quant"}
     assert found[0]["states"] == []
