@@ -26,7 +26,7 @@ Way = Callable[..., Run]
 
 def engine_options(model: str) -> dict[str, Any]:
     """Sections that the engine here and the server have in common. Weights are as transformers has them."""
-    return {"model": {"path": model, "dtype": "float32"}, "cache": {"tokens": 16384}, "quant": "none"}
+    return {"model": {"path": model, "dtype": "float32"}, "cache": {"tokens": 16384}, "quant": {"use": "none"}}
 
 
 def in_process(engine: Engine) -> Way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable
@@ -12,12 +13,14 @@ import pytest
 import torch
 from support import real_path
 
-from equivalence.harness import Reference, assert_same, engine, greedy, pairwise
+from equivalence import harness
+from equivalence.harness import Reference, assert_same, greedy, pairwise
 from phloem.plugins.model._source import open_source
 from phloem.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 COUNT = 12
+engine = functools.partial(harness.engine, quant="none")  # weights as the reference has them
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))  # one where several workers share the machine
 QUESTIONS = (
     "What is the capital of France?",
