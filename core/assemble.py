@@ -227,6 +227,7 @@ def _ledger(
 def _fit_drafts(
     config: Config, drafting: Drafting, executor: Executor, lodging: Lodging, most_rows: int, trees: bool
 ) -> None:
+    drafting.tree_unit = getattr(executor.attention, "tree_unit", drafting.tree_unit)
     drafting.branches, executor.layers, executor.watched = trees, drafting.layers, drafting.watched
     if lodging.drafters:
         table = executor.table.slots[lodging.group]

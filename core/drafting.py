@@ -101,6 +101,7 @@ class Drafting:
         self.sizer: Sizer | None = None
         self.chance: Chance | None = None
         self.branches = True  # the model and its kernel take trees; else the likeliest path of each is run
+        self.tree_unit = _UNCUT  # at whose multiples in a context no tree may be cut, see `Attention`
         self.failures: Counter[str] = Counter()
         self.hangs: Counter[str] = Counter()
         self.lost: Mapping[str, str] = {}  # lodgers whose rows are incomplete, and why
@@ -249,11 +250,15 @@ class Drafting:
         if rest and chain:
             rest = rest.behind(chain)
         draft = merge([one for one in (lead, rest) if one], budget) or None
-        if draft is not None and not self.branches:
+        if draft is not None and not self._branching(len(request.tokens), draft):
             draft = draft.chained()
         if draft is not None and draft.forced and CANONICAL not in request.notes:
             request.notes.append(CANONICAL)
         return draft
+
+    def _branching(self, begin: int, draft: Draft) -> bool:
+        """Whether a draft behind so many tokens may be a tree. What was drawn is right whatever the last bits are."""
+        return self.branches and (draft.drawn is not None or begin % self.tree_unit + len(draft) <= self.tree_unit)
 
     def _asked(self, name: str, drafter: Drafter, questions: list[_Question]) -> list[tuple[_Question, Draft | None]]:
         """The answers that can be used, without what the grammar refuses and what could not be written.

@@ -264,7 +264,11 @@ class AttentionStep(Protocol):
 
 
 class Attention(Protocol):
-    """Kind `attention`. Ragged paged attention. Capabilities: tree_mask, window, softcap, gqa."""
+    """Kind `attention`. Ragged paged attention. Capabilities: tree_mask, window, softcap, gqa.
+
+    A plugin whose results are the same to the bit for a node of a tree as for a token of its path, unless the tree lies
+    across a multiple of so many entries, says so: `tree_unit: int`. Drafts that would lie there are run as chains.
+    """
 
     def prepare(self, batch: Batch, kv: KVStore) -> AttentionStep:
         """Metadata of a step, once; no work is left for each layer but the arithmetic."""

@@ -41,20 +41,20 @@ class _Tiles(NamedTuple):
     segment: Int
     low: Int
     high: Int
-    cut: npt.NDArray[np.bool_]  # at every span: there would be few jobs
+    cut: npt.NDArray[np.bool_]  # at every span: there would be few jobs, or something else is merged before
     partial: npt.NDArray[np.bool_]  # its queries see more than that
 
 
 def make_jobs(batch: Batch, table: IntArray, window: int | None, share: int, span: int) -> Jobs:
     """The jobs of a step's layers with this slot table [S, max_kv] and window; `share` query heads have one KV head.
 
-    Entries that several segments have in common are jobs of all their queries, cut like those of one segment. `span`
-    entries are the kernel's unit of merging, at whose multiples a range may be cut without a change in any bit.
+    Entries that several segments have in common are jobs of all their queries. `span` entries are the kernel's unit of
+    merging: a range may be cut at its multiples without a change in any bit, if all but the first piece are one each.
     """
     q, kv = np.array(batch.q_lens), np.array(batch.kv_lens)
     starts = np.cumsum(q) - q
     queries, masks = sight(batch, q, kv, starts, window)
-    shared, begins = _shared(table, q, kv, window)
+    shared, begins = _shared(table, q, kv, window, span)
     most = max(1, ROWS // share)
     tiles = _own_tiles(q, starts, queries, begins, most)
     members = np.arange(len(queries), dtype=np.int32)
@@ -97,11 +97,11 @@ def sight(batch: Batch, q: Int, kv: Int, starts: Int, window: int | None) -> tup
     return queries, np.concatenate(masks).view(np.uint8) if masks else np.zeros(0, dtype=np.uint8)
 
 
-def _shared(table: IntArray, q: Int, kv: Int, window: int | None) -> tuple[list[Shared], Int]:
+def _shared(table: IntArray, q: Int, kv: Int, window: int | None, span: int) -> tuple[list[Shared], Int]:
     """What segments have in common, and where the rest of each begins. With a window nothing is: little is read."""
     if window is not None:
         return [], np.zeros(len(q), dtype=np.int64)
-    shared, begins = find_shared(table, shareable((kv - q).tolist(), q.tolist()))
+    shared, begins = find_shared(table, shareable((kv - q).tolist(), q.tolist()), span)
     return shared, np.array(begins)
 
 
@@ -114,7 +114,8 @@ def _own_tiles(q: Int, starts: Int, queries: IntArray, begins: Int, most: int) -
     end = starts[segment] + (index + 1) * q[segment] // count
     low = np.maximum(begins[segment], np.minimum.reduceat(queries[:, 0], begin))
     high = np.maximum.reduceat(queries[:, 2], begin).astype(np.int64)
-    return _Tiles(begin, end, segment, low, high, count == 1, begins[segment] > 0)
+    behind = begins[segment] > 0
+    return _Tiles(begin, end, segment, low, high, (count == 1) | behind, behind)
 
 
 def _shared_tiles(shared: list[Shared], members: IntArray, q: Int, starts: Int, most: int) -> tuple[IntArray, _Tiles]:
@@ -126,7 +127,7 @@ def _shared_tiles(shared: list[Shared], members: IntArray, q: Int, starts: Int, 
         rows = np.concatenate([np.arange(starts[m], starts[m] + q[m], dtype=np.int32) for m in group])
         tiles = -(-len(rows) // most)
         bounds = [taken + len(rows) * i // tiles for i in range(tiles + 1)]
-        made += [(a, b, group[0], low, high, tiles == 1, True) for a, b in pairwise(bounds)]
+        made += [(a, b, group[0], low, high, tiles == 1 or low > 0, True) for a, b in pairwise(bounds)]
         every.append(rows)
         taken += len(rows)
     columns: list[Any] = [np.array(column) for column in zip(*made, strict=True)]
@@ -134,7 +135,7 @@ def _shared_tiles(shared: list[Shared], members: IntArray, q: Int, starts: Int, 
 
 
 def _cut(tiles: _Tiles, span: int) -> _Tiles:
-    """Tiles over long ranges, where they are few, become one for each span."""
+    """Tiles over long ranges become one for each span, where they are to be cut."""
     long = tiles.cut & (tiles.high - tiles.low > span)
     if not long.any():
         return tiles

@@ -23,11 +23,12 @@ def shareable(pasts: list[int], q_lens: list[int]) -> list[int]:
     return [past if q <= SHARED_QUERIES else 0 for past, q in zip(pasts, q_lens, strict=True)]
 
 
-def find_shared(table: IntArray, pasts: list[int]) -> tuple[list[Shared], list[int]]:
+def find_shared(table: IntArray, pasts: list[int], unit: int = 1) -> tuple[list[Shared], list[int]]:
     """Shared ranges, and for each segment where its unshared rest begins.
 
     `table` [S, max_kv]; `pasts[s]` entries of row s come before the segment's own tokens, and only those are shared:
-    every query of every member sees them all. Ranges of one segment follow each other from 0 without a gap.
+    every query of every member sees them all. Ranges of one segment follow each other from 0 without a gap, and end at
+    multiples of `unit`.
     """
     found: list[Shared] = []
     begins = [0] * len(pasts)
@@ -40,11 +41,12 @@ def find_shared(table: IntArray, pasts: list[int]) -> tuple[list[Shared], list[i
         rows = table[members, low:limit]
         differs = (rows != rows[0]).any(0)
         common = low + int(differs.argmax()) if differs.any() else limit
-        if (len(members) - 1) * (common - low) >= MIN_SAVED:
-            found.append(Shared(members, low, common))
-            low = common
+        end = common - common % unit
+        if (len(members) - 1) * (end - low) >= MIN_SAVED:
+            found.append(Shared(members, low, end))
+            low = end
             for member in members:
-                begins[member] = common
+                begins[member] = end
         branches: dict[int, list[int]] = {}
         for member in members:
             if common < pasts[member]:

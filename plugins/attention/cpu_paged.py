@@ -40,6 +40,7 @@ class CpuAttention:
             raise PluginError(f"attention plugin 'cpu' {reason}", hint="say `attention: torch`")
         self.options = options
         self.kernel = Kernel()
+        self.tree_unit = self.kernel.span  # see `Attention`
 
     @classmethod
     def suits(cls, context: PluginContext) -> str | None:

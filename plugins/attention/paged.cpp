@@ -6,11 +6,14 @@
 // there are more rows than a tile has.
 //
 // Softmax is that of flash attention (Dao et al. 2022), with one difference: a block's weights are relative to the
-// block's own highest score, and results are merged afterwards, blocks within a span and then spans, both cut at fixed
-// places of the context. So a query's result is the same to the bit whatever other queries, jobs and threads there are;
-// a job of several spans merges them itself, several jobs leave parts that are merged at the end. Only where a shared
-// range ends does the company of a query show, in the last bit: there a block is cut in two, and where a job has several
-// spans behind it these are merged first.
+// block's own highest score, and results are merged afterwards, one block after the other. Blocks are cut at fixed places
+// of the context, so a query's result is the same to the bit whatever other queries, jobs and threads there are: a job
+// of several blocks merges them itself, and several jobs, of which all but the first have one block each, leave parts that
+// are merged at the end. A node of a draft tree has the result it has as a token of its path, if no block ends in the tree:
+// what it doesn't see adds nothing to its sums, and the sum of its weights leaves that out.
+//
+// All this is more than order: products may round what attention gives them (kind `quant`), and a last bit that differs
+// there comes out as one step of the rounding.
 
 #include <algorithm>
 #include <cmath>
@@ -22,8 +25,7 @@
 
 #include "vectors.h"
 
-constexpr int BLOCK = 256;       // entries that are scored at a time: K and V of one head stay in the cache
-constexpr int SPAN = 2 * BLOCK;  // entries of one part
+constexpr int BLOCK = 128;  // entries that are scored at a time: K and V of one head stay in the cache
 typedef int32_t ints __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 typedef uint16_t narrow __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2), may_alias));
 
@@ -76,7 +78,7 @@ static int64_t up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mul
 static int64_t state_floats(int64_t v_dim) { return up(v_dim, PANEL) + LANES; }
 
 struct Scratch {
-    float *queries, *keys, *values, *scores, *sums, *span, *whole;
+    float *queries, *keys, *values, *scores, *sums, *whole;
 
     Scratch(float* at, int64_t rows, int64_t k_dim, int64_t v_dim) {
         queries = at;                                      // [rows / ROWS][k_dim][ROWS]
@@ -84,14 +86,13 @@ struct Scratch {
         values = keys + BLOCK * k_dim;                     // [BLOCK][up(v_dim, PANEL)]
         scores = values + BLOCK * up(v_dim, PANEL);        // [ROWS][BLOCK]
         sums = scores + ROWS * BLOCK;                      // [ROWS][up(v_dim, PANEL)]
-        span = sums + ROWS * up(v_dim, PANEL);             // [rows] states
-        whole = span + rows * state_floats(v_dim);         // [rows] states
+        whole = sums + ROWS * up(v_dim, PANEL);            // [rows] states
     }
 
     static int64_t floats(int64_t rows, int64_t k_dim, int64_t v_dim) {
         const int64_t width = up(v_dim, PANEL);
         return up(up(rows, ROWS) * k_dim, LANES) + BLOCK * (k_dim + width) + ROWS * (BLOCK + width) +
-               2 * rows * state_floats(v_dim);
+               rows * state_floats(v_dim);
     }
 };
 
@@ -300,6 +301,15 @@ static float weigh(float* scores, int64_t width, int64_t low, int64_t count, con
         *(vec*)(scores + i) = weight;
         sum += weight;
     }
+    const int64_t tree = std::min(to, std::max(from, query.plain - low)), shift = low % LANES;
+    if (tree < to || shift) {  // an entry adds to its own lane, wherever the job begins; what is seen of a tree moves up
+        float seen[BLOCK] = {};
+        std::copy(scores, scores + tree, seen + shift);
+        for (int64_t i = tree, at = shift + tree; i < to; i++)
+            if (masks[query.mask + low + i - query.plain]) seen[at++] = scores[i];
+        sum = vec{};
+        for (int64_t i = 0; i < shift + to; i += LANES) sum += *(vec*)(seen + i);
+    }
     total = fold<LANES / 2, true>(sum, lanes)[0];
     return highest;
 }
@@ -354,7 +364,7 @@ static void pack_queries(const Task& t) {
     }
 }
 
-// All rows of a job over entries [low, high), at most BLOCK, into the states of the span.
+// All rows of a job over entries [low, high), at most BLOCK, into their states.
 template <typename S>
 static void attend_block(const Task& t, int64_t low, int64_t high) {
     const Plan& p = t.plan;
@@ -394,28 +404,20 @@ static void attend_block(const Task& t, int64_t low, int64_t high) {
                 multiply<BLOCK, 1>(rows, scores, Packed{t.scratch.values + d, width}, reach, t.scratch.sums + d, width,
                                    sequence);
         for (int64_t r = 0; r < rows; r++)
-            merge(t.scratch.span + (at + r) * each, t.scratch.sums + r * width, highest[r], total[r], p.v_dim);
+            merge(t.scratch.whole + (at + r) * each, t.scratch.sums + r * width, highest[r], total[r], p.v_dim);
     }
 }
 
 template <typename S>
 static void attend(const Task& t) {
     const Plan& p = t.plan;
-    const int64_t width = up(p.v_dim, PANEL), each = state_floats(p.v_dim), rows = t.rows();
+    const int64_t each = state_floats(p.v_dim), rows = t.rows();
     pack_queries(t);
     clear(t.scratch.whole, rows, p.v_dim);
     for (int64_t low = t.job.low; low < t.job.high;) {
-        const int64_t end = std::min<int64_t>(t.job.high, (low / SPAN + 1) * SPAN);
-        clear(t.scratch.span, rows, p.v_dim);
-        while (low < end) {
-            const int64_t high = std::min<int64_t>(end, (low / BLOCK + 1) * BLOCK);
-            attend_block<S>(t, low, high);
-            low = high;
-        }
-        for (int64_t i = 0; i < rows; i++) {
-            const float* span = t.scratch.span + i * each;
-            merge(t.scratch.whole + i * each, span, span[width], span[width + 1], p.v_dim);
-        }
+        const int64_t high = std::min<int64_t>(t.job.high, (low / BLOCK + 1) * BLOCK);
+        attend_block<S>(t, low, high);
+        low = high;
     }
     for (int64_t i = 0; i < rows; i++) {
         const float* whole = t.scratch.whole + i * each;
@@ -438,7 +440,7 @@ static void merge_parts(const Plan& p, const Layer& layer, int64_t i, int64_t he
 
 extern "C" {
 
-int64_t phloem_span() { return SPAN; }
+int64_t phloem_span() { return BLOCK; }
 
 int64_t phloem_state_floats(int64_t v_dim) { return state_floats(v_dim); }
 

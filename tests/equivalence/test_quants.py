@@ -72,6 +72,34 @@ def test_a_draft_model_that_keeps_its_own_weights_is_refused(tiny_model: Tiny) -
         Engine(str(tiny_model("llama")), spec=spec, grammar="none")
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("quant", ["auto", pytest.param("int8", marks=pytest.mark.slow)])
+def test_the_default_model_to_the_last_bit(smollm2_path: str, quant: str) -> None:
+    """Rounded activations make much of a last bit, so there is none that company, the cache or a draft tree changes."""
+    sections: dict[str, Any] = {"quant": quant, "attention": "cpu", "cache": {"tokens": 8192}}
+    params = greedy(24, logprobs=0)
+
+    def run(spec: list[Any], *, together: bool) -> list[tuple[list[int], list[float]]]:
+        with engine(smollm2_path, spec=spec, **sections) as running:
+            system = running.tokenizer.encode("You answer in short and simple sentences. " * 90)  # read once for all
+            asked = (
+                "Why is the sky blue?",
+                "List five colours of the rainbow: red, orange,",
+                "def add(a, b):",
+                "One, two,",
+            )
+            texts = [[*system, *running.tokenizer.encode(text)] for text in asked]
+            running.generate([system], greedy(1))
+            results = running.generate(texts, params) if together else [running.generate([t], params)[0] for t in texts]
+            assert not spec or running.stats()["accepted_tokens"] > 10
+        return [(result.token_ids, [entry.logprob for entry in result.logprobs or []]) for result in results]
+
+    alone = run([], together=False)
+    assert all(len(logprobs) == 24 for _, logprobs in alone)
+    assert run([], together=True) == alone
+    assert run([{"use": "eagle", "max_tokens": 7}], together=True) == alone
+
+
 @pytest.mark.parametrize("quant", QUANTS)
 def test_a_model_that_keeps_its_own_weights_is_refused(tiny_model: Tiny, quant: str) -> None:
     """Both lines are quoted; `none` and `auto` ask for nothing."""

@@ -37,8 +37,8 @@ static int run(const Case& c) {
             jobs.push_back({first, row, (int32_t)s, 0, lengths[s], -1});
             continue;
         }
-        jobs.push_back({first, row, (int32_t)s, 5, SPAN, 0});  // in two parts
-        jobs.push_back({first, row, (int32_t)s, SPAN, lengths[s], own[s]});
+        jobs.push_back({first, row, (int32_t)s, 5, BLOCK, 0});  // in two parts
+        jobs.push_back({first, row, (int32_t)s, BLOCK, lengths[s], own[s]});
         for (int32_t i = 0; i < own[s]; i++) {
             merged.push_back(first + i);
             parts.insert(parts.end(), {i, own[s] + i});

@@ -26,7 +26,7 @@ from phloem.testing.attention import CASES, TREE, AttentionSuite
 from phloem.testing.ragged import Part, Ragged
 
 CONTEXT = PluginContext("attention", "under test")
-SPAN = 512
+SPAN = 128
 
 
 def kernel(threads: int) -> CpuAttention:
@@ -184,6 +184,67 @@ def test_a_query_depends_on_its_own_context_only() -> None:
     assert torch.equal(run(1, [9], 2, first=1260), whole)
 
 
+@pytest.mark.parametrize("window", [None, 40, 300])
+def test_windows_change_no_bit_with_chunks(window: int | None) -> None:
+    """Jobs begin where their first query's window does; an entry has its place in the sums all the same."""
+    heads, widths, tokens = (6, 2), (32, 32), 500
+    q, k, v = drawn(tokens, heads, widths)
+
+    def run(chunk: int) -> torch.Tensor:
+        mine, ragged, out = kernel(2), made([5], heads, widths), []
+        for at in range(0, tokens, chunk):
+            batch, rows = ragged.step([Part(9, [1] * min(chunk, tokens - at))]), slice(at, at + chunk)
+            out.append(attend(mine, ragged, batch, q[rows], (k[rows], v[rows]), window))
+        return torch.cat(out)
+
+    whole = run(tokens)
+    assert torch.equal(run(7), whole)
+    assert torch.equal(run(1), whole)
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_what_company_shares_changes_no_bit(step: int) -> None:
+    """One prefix of two lengths, read once for all who have it: each gets what it gets alone."""
+    heads, widths, pasts = (6, 2), (32, 32), [1100, *range(1101, 1105), 600]
+
+    def stepped(members: Sequence[int]) -> torch.Tensor:
+        mine, ragged = kernel(2), made([1100], heads, widths, slots=16384)
+        for i, past in enumerate(pasts[1:], start=1):
+            ragged.fork(0, i, 1100 if past > 1100 else 590)
+            ragged.step([Part(i, [1] * (past - (1100 if past > 1100 else 590)))])
+        for tensor in (*ragged.kv.keys, *ragged.kv.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3)))
+        batch = ragged.step([Part(i, [1] * step) for i in members])
+        rows = torch.cat([torch.arange(step) + i * step for i in members])
+        q, k, v = (tensor[rows] for tensor in drawn(len(pasts) * step, heads, widths))
+        if len(members) > 1:
+            assert len(make_jobs(batch, batch.groups[0].table.numpy(), None, 3, SPAN).merged)
+        return attend(mine, ragged, batch, q, (k, v))
+
+    together = stepped(range(len(pasts)))
+    for i in range(len(pasts)):
+        assert torch.equal(stepped([i]), together[i * step : (i + 1) * step]), i
+
+
+@pytest.mark.parametrize("past", [6, 99, 127, 243])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_node_of_a_tree_is_a_token_of_its_path(past: int, window: int | None) -> None:
+    """To the bit, if no multiple of `tree_unit` lies in the tree."""
+    heads, widths, parents = (6, 2), (32, 32), (-1, 0, -1, 2, 2, 4, 0, 5)
+    q, k, v = drawn(1 + len(parents), heads, widths)
+
+    def stepped(rows: Sequence[int], draft: Draft) -> torch.Tensor:
+        mine, ragged = kernel(1), made([past], heads, widths)
+        assert (past + 1) % mine.tree_unit + len(parents) <= mine.tree_unit
+        batch = ragged.step([Part(0, [1], draft)])
+        return attend(mine, ragged, batch, q[rows], (k[rows], v[rows]), window)
+
+    tree = stepped(range(1 + len(parents)), Draft(tuple(range(len(parents))), parents))
+    for path in ([0, 1], [0, 6], [2, 3], [2, 4, 5, 7]):
+        rows = [0, *(node + 1 for node in path)]
+        assert torch.equal(stepped(rows, Draft.chain(range(len(path)))), tree[rows]), path
+
+
 def jobs_of(pasts: Sequence[int], parts: Sequence[Part], *, shared: int = 0, window: int | None = None) -> Jobs:
     ragged = made(pasts, (1, 1), (4, 4), slots=sum(pasts) + 4096, shared=shared)
     batch = ragged.step(parts)
@@ -191,9 +252,9 @@ def jobs_of(pasts: Sequence[int], parts: Sequence[Part], *, shared: int = 0, win
 
 
 def test_a_shared_prefix_is_a_job_of_all() -> None:
-    """32 decodes over one prefix read it once, and their own tails."""
+    """32 decodes over one prefix read it once up to the last multiple of a span, and their own tails."""
     jobs = jobs_of([1000, *[1005] * 31], [Part(i, [1]) for i in range(32)], shared=1000).jobs
-    assert (jobs[:, 4] - jobs[:, 3]).sum() == 1000 + 31 * 6 + 1
+    assert (jobs[:, 4] - jobs[:, 3]).sum() == 896 + 31 * 110 + 105
 
 
 def test_every_query_meets_its_whole_context_once() -> None:

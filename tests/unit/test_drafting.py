@@ -217,3 +217,14 @@ def test_who_proposes_under_grammars_only_keeps_no_other_request_waiting() -> No
     off = request()
     off.drafters_off.add("toy0")
     assert not alone.active(off)
+
+
+@pytest.mark.parametrize(("unit", "tree"), [(1, False), (4, False), (5, True), (8, True)])
+def test_a_tree_across_a_cut_of_the_kernel_is_run_as_a_chain(unit: int, tree: bool) -> None:
+    """Behind two tokens: three nodes lie at 2 to 4 of the context."""
+    joint = drafting(Toy(propose=Draft((A, B, C), (-1, -1, 0))))
+    joint.tree_unit = unit
+    proposed = joint.propose(request(None, 5), 8)
+    assert proposed is not None
+    assert proposed.parents == ((-1, -1, 0) if tree else (-1, 0))
+    assert proposed.tokens == ((A, B, C) if tree else (A, C))
