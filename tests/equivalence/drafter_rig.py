@@ -91,7 +91,8 @@ def run_kind(
     if logprobs is not None:
         assert logprobs_of(drafted) == pytest.approx(logprobs_of(plain), abs=1e-3)
     assert stats["drafter_failures"] == {}
-    assert stats["draft_tokens"] > 0
+    longest = max(len(output.token_ids) for result in plain for output in result.outputs)
+    assert stats["draft_tokens"] > 0 or longest < 16  # a stop string may end all before anything repeats
 
 
 def told(results: Sequence[Result]) -> list[Any]:
